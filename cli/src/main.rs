@@ -1,0 +1,3 @@
+//! The roundhouse command line.
+
+fn main() {}

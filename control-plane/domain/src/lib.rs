@@ -1,0 +1,1 @@
+//! The rules of the control plane, without any input or output.

@@ -1,0 +1,1 @@
+//! The control plane: gRPC services, dispatcher and runner links.

@@ -1,0 +1,1 @@
+//! How each engine is launched, read and spoken to. Lines in, events and replies out.

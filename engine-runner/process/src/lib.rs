@@ -1,0 +1,1 @@
+//! Keeper, init, spool, framing, kill ladder and isolation of engine processes.

@@ -1,0 +1,1 @@
+//! The engine runner: turn actor, journal, recovery and gRPC service.

@@ -1,0 +1,1 @@
+//! The wire contracts of Roundhouse: generated types, clients and servers.

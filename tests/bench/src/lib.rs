@@ -1,0 +1,1 @@
+//! Benchmarks against the bare engine CLIs.
