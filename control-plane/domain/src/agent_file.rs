@@ -1,0 +1,1 @@
+//! Agent files: `.agents/<name>.md` with YAML front matter and a prompt.
