@@ -6,5 +6,25 @@
 
 #![forbid(unsafe_code)]
 
+#[macro_use]
+mod names;
+
 pub mod agent_file;
+pub mod attention;
 pub mod context;
+pub mod conflict;
+pub mod conversation;
+pub mod cursor;
+pub mod event;
+pub mod id;
+pub mod limits;
+pub mod message;
+pub mod outcome;
+pub mod permission;
+pub mod queue;
+pub mod runner;
+pub mod session;
+pub mod time;
+pub mod turn;
+pub mod usage;
+pub mod workspace;
