@@ -192,8 +192,11 @@ fn choose<'e, 'a>(
         left -= entry.cost;
         opening.push(whole(entry));
     }
+    // An opening that is larger than its whole share is cut; one that only has to make way for a large
+    // newest message is left out.
     if opening.is_empty()
         && !older.is_empty()
+        && first.cost > anchor_room
         && let Some(chosen) = cut_to(frame, first, anchor_left)
     {
         left = left.saturating_sub(chosen.cost());
