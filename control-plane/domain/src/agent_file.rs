@@ -90,16 +90,8 @@ pub enum Effort {
 
 impl Effort {
     /// Every level, from the least to the most.
-    pub const ALL: [Self; 8] = [
-        Self::None,
-        Self::Minimal,
-        Self::Low,
-        Self::Medium,
-        Self::High,
-        Self::Xhigh,
-        Self::Max,
-        Self::Ultra,
-    ];
+    pub const ALL: [Self; 8] =
+        [Self::None, Self::Minimal, Self::Low, Self::Medium, Self::High, Self::Xhigh, Self::Max, Self::Ultra];
 
     /// The word that agent files use.
     pub const fn as_str(self) -> &'static str {
