@@ -16,7 +16,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// A script text does not follow the [grammar](crate::grammar).
-    #[error("bad script marker [[{marker}]]: {problem}")]
+    #[error("bad script marker {marker:?}: {problem}")]
     Grammar {
         /// The inside of the marker, cut to 80 characters.
         marker: String,

@@ -165,7 +165,8 @@ async fn api(State(models): State<Models>, request: Request) -> Response {
         }
         (&Method::POST, "/v1/messages") => answer::side(&conversation),
         (&Method::GET, "/v1/models") => Json(list_of_models()).into_response(),
-        (&Method::HEAD | &Method::GET, "/") => StatusCode::OK.into_response(),
+        // The CLI warms up its connection with `HEAD /api/hello` unless it is told to send nothing nonessential.
+        (&Method::HEAD, _) | (&Method::GET, "/") => StatusCode::OK.into_response(),
         _ => answer::failure(404, "not_found_error", "the scripted model has no such path", &[]),
     }
 }

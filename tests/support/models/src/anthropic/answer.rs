@@ -54,6 +54,8 @@ pub(crate) async fn main(models: Models, conversation: Conversation, mark: EndMa
 pub(crate) fn side(conversation: &Conversation) -> Response {
     let text = if conversation.body()["output_config"]["format"]["type"] == "json_schema" {
         r#"{"title":"Scripted"}"#
+    } else if conversation.wants_summary() {
+        "<summary>scripted summary</summary>"
     } else {
         "scripted"
     };

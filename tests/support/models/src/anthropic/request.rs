@@ -5,8 +5,12 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use serde_json::Value;
 
 /// Sentences that the CLI itself writes as the user. They continue a turn, they never start one.
-const WRITTEN_BY_THE_CLI: [&str; 7] = [
+const WRITTEN_BY_THE_CLI: [&str; 11] = [
     "<system-reminder>",
+    "<local-command-",
+    "<command-name>",
+    "[earlier conversation truncated for compaction",
+    "This session is being continued from a previous conversation",
     "[Request interrupted by user",
     "The user sent a new message while you were working",
     "Another message arrived while you were working",
@@ -15,13 +19,16 @@ const WRITTEN_BY_THE_CLI: [&str; 7] = [
     "Continue from where you left off.",
 ];
 
+/// How the CLI's request for a summary of the conversation (compaction) begins.
+const WANTS_SUMMARY: &str = "CRITICAL: Respond with TEXT ONLY.";
+
 /// What a request is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RequestKind {
     /// The next step of a turn.
     Main,
-    /// Something the CLI wants for itself (a title, a summary of a topic, a probe of the key): scripts do not apply.
+    /// Something the CLI wants for itself (a title, a summary to compact to, a probe of the key): scripts do not apply.
     Side,
     /// Counting tokens.
     CountTokens,
@@ -97,12 +104,14 @@ impl Conversation {
     }
 
     /// What people and the model said to each other, in order, as (role, text): [`texts`](Self::texts) without
-    /// `system` messages and without what the CLI wrote.
+    /// `system` messages and without what the CLI wrote. Newlines at a text's end, which the CLI adds where it joins
+    /// messages of failed or interrupted turns, are cut off.
     #[must_use]
     pub fn dialogue(&self) -> Vec<(String, String)> {
         self.texts()
             .into_iter()
             .filter(|(role, text)| role != "system" && !(role == "user" && written_by_the_cli(text)))
+            .map(|(role, text)| (role, text.trim_end_matches('\n').to_owned()))
             .collect()
     }
 
@@ -161,11 +170,16 @@ impl Conversation {
             + self.texts().iter().map(|(_, text)| text.matches(needle).count()).sum::<usize>()
     }
 
+    /// Whether the CLI asks for a summary to compact the conversation to.
+    pub(crate) fn wants_summary(&self) -> bool {
+        self.turn_text().starts_with(WANTS_SUMMARY)
+    }
+
     /// What the request is for.
     pub(crate) fn kind(&self) -> RequestKind {
         let probe = self.body["max_tokens"].as_u64() == Some(1);
         let title = self.body["output_config"]["format"]["type"] == "json_schema" && self.tools().is_empty();
-        if probe || title { RequestKind::Side } else { RequestKind::Main }
+        if probe || title || self.wants_summary() { RequestKind::Side } else { RequestKind::Main }
     }
 }
 
