@@ -19,6 +19,7 @@
 //!    * [`Output::Reply`]: write it through the keeper under its op id (a repeat is never written twice).
 //!    * [`Output::Committed`]: the native session is now known to be resumable: record that.
 //!    * [`Output::DeliveryEnded`]: for steering.
+//!    * [`Output::MustStop`]: begin the ladder at SIGTERM.
 //!    * [`Output::Settling`]: start the settle timer; when it runs out call [`Translator::settle`].
 //!    * [`Output::TurnEnded`]: exactly once. The engine is idle or gone. The runner writes `terminal`, with
 //!      its own outcome in place when it had stored a cancel or hit a timer: the translator sees frames,
@@ -72,6 +73,10 @@ pub struct Carry {
     /// The engine's version, as it said at the opening.
     #[serde(default)]
     pub engine_version: Option<String>,
+    /// The engine said that it could not write all of the session's file. While the process lives nothing is
+    /// lost; once it is gone a resume would silently lack rows, so the session is unusable (context_lost).
+    #[serde(default)]
+    pub writes_lost: bool,
     /// The native id as the engine last said it, when it differs from the one asked for.
     #[serde(default)]
     pub changed_native_id: Option<String>,
@@ -118,6 +123,12 @@ pub enum Output {
     },
     /// The engine said it was done but is not idle yet.
     Settling,
+    /// The turn cannot go on and the engine would not stop by itself: start the ladder at SIGTERM. The end of
+    /// the turn follows with the exit frame and carries this failure.
+    MustStop {
+        /// Why.
+        failure: Box<Failure>,
+    },
     /// The turn is over and the engine is idle or gone. Once.
     TurnEnded(Box<TurnEnd>),
     /// Output that belongs to no turn.
@@ -159,8 +170,9 @@ pub struct Opened {
 pub struct OpenFailure {
     /// The failure. SESSION_UNUSABLE only when a resume was asked and the text is about the session.
     pub failure: Failure,
-    /// The same session may be opened this way instead, at most once: nothing of it was ever written, or
-    /// it exists already. Unset when trying again the other way is pointless.
+    /// The same session may be opened this way instead, at most once per turn: nothing of it was ever written,
+    /// or it exists already. When both ways were tried, the session is unusable. Unset when trying the other
+    /// way is pointless.
     pub retry_as: Option<OpenMode>,
 }
 

@@ -36,8 +36,10 @@ pub(super) const RESERVED: &[&str] = &[
     "API_TIMEOUT_MS",
     "CLAUDE_BYTE_STREAM_IDLE_TIMEOUT_MS",
     "CLAUDE_CODE_API_KEY_FILE_DESCRIPTOR",
+    "CLAUDE_CODE_DISABLE_AUTO_MEMORY",
     "CLAUDE_CODE_DISABLE_BACKGROUND_TASKS",
     "CLAUDE_CODE_DISABLE_CLAUDE_MDS",
+    "CLAUDE_CODE_DISABLE_CRON",
     "CLAUDE_CODE_DISABLE_FILE_MENTIONS",
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC",
     "CLAUDE_CODE_EMIT_SESSION_STATE_EVENTS",
@@ -56,8 +58,14 @@ pub(super) const RESERVED: &[&str] = &[
     "TMPDIR",
 ];
 
-/// The key that travels by a pipe.
 const KEY: &str = "ANTHROPIC_API_KEY";
+
+/// Credentials that travel by a pipe, and the variable that names its end. In the environment every tool of the
+/// engine would see them. `ANTHROPIC_AUTH_TOKEN` has no such way.
+const PIPED: [(&str, &str); 2] = [
+    (KEY, "CLAUDE_CODE_API_KEY_FILE_DESCRIPTOR"),
+    ("CLAUDE_CODE_OAUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN_FILE_DESCRIPTOR"),
+];
 
 /// Variables whose values are secrets, besides those whose name says so.
 const SECRET_WORDS: [&str; 5] = ["KEY", "TOKEN", "SECRET", "PASSWORD", "CUSTOM_HEADERS"];
@@ -100,9 +108,10 @@ pub(super) fn credentials(request: &CredentialRequest<'_>) -> Result<CredentialP
     };
     let secrets =
         variables.iter().filter(|(name, _)| is_secret(name)).map(|(_, value)| value.clone()).collect();
-    if let Some(bytes) = variables.remove(KEY) {
-        // In the environment every tool of the engine would see it.
-        pipes.push(PipePayload { variable: "CLAUDE_CODE_API_KEY_FILE_DESCRIPTOR".to_owned(), bytes });
+    for (name, variable) in PIPED {
+        if let Some(bytes) = variables.remove(name) {
+            pipes.push(PipePayload { variable: variable.to_owned(), bytes });
+        }
     }
     Ok(CredentialPlan { variables, pipes, home, secrets, login })
 }
@@ -222,6 +231,9 @@ fn environment(request: &LaunchRequest<'_>) -> Result<BTreeMap<String, Secret>, 
     set("CLAUDE_CODE_EMIT_SESSION_STATE_EVENTS", "1".to_owned());
     set("CLAUDE_CODE_DISABLE_BACKGROUND_TASKS", "1".to_owned());
     set("CLAUDE_CODE_DISABLE_CLAUDE_MDS", "1".to_owned());
+    // Notes that the engine keeps per project would be read by every other session of the same workspace.
+    set("CLAUDE_CODE_DISABLE_AUTO_MEMORY", "1".to_owned());
+    set("CLAUDE_CODE_DISABLE_CRON", "1".to_owned());
     set("CLAUDE_CODE_DISABLE_FILE_MENTIONS", "1".to_owned());
     set("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1".to_owned());
     set("DISABLE_TELEMETRY", "1".to_owned());
