@@ -1,0 +1,391 @@
+//! A keeper's directory as the runner sees it: starting a keeper, finding live and dead ones, awaiting an end.
+//!
+//! ```text
+//! <dir>/            0700, one per engine process
+//!   lock            held (flock) by the keeper for as long as it lives: this alone says "alive"
+//!   sock            its socket, 0600
+//!   meta.json       owner, spool id, pid, start time, boot id: for display, and to know the owner
+//!   keeper.log      what the keeper itself has to say
+//!   closed          there once the runner has closed a dead keeper's directory: no keeper starts here again
+//!   000001.spool    segments
+//! ```
+
+use crate::plan::{KeeperPlan, PlanError};
+use crate::sweep::{SweepReport, sweep};
+use crate::sys;
+use crate::{INIT_ARG, KEEPER_ARG};
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Name of the lock file.
+pub(crate) const LOCK: &str = "lock";
+/// Name of the description.
+pub(crate) const META: &str = "meta.json";
+/// Name of the keeper's own log.
+pub(crate) const LOG: &str = "keeper.log";
+/// Name of the mark that no keeper starts here again.
+pub(crate) const CLOSED: &str = "closed";
+
+/// How long a keeper may take from its start until its socket listens.
+const READY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What `meta.json` holds. Only `spool_id` and `owner` are ever decided by; the rest is for people.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Meta {
+    pub(crate) version: u16,
+    pub(crate) spool_id: String,
+    pub(crate) owner: String,
+    pub(crate) keeper_pid: u32,
+    pub(crate) started_boottime_ns: u64,
+    pub(crate) boot_id: String,
+    pub(crate) program: String,
+}
+
+/// Why a keeper was not started.
+#[derive(Debug, thiserror::Error)]
+pub enum SpawnError {
+    /// The plan is not valid.
+    #[error("launch plan is not valid")]
+    Plan(#[source] PlanError),
+    /// The directory could not be made, or is there already.
+    #[error("failed to make the keeper's directory")]
+    Directory(#[source] io::Error),
+    /// The keeper's executable could not be started.
+    #[error("failed to start the keeper")]
+    Start(#[source] io::Error),
+    /// The keeper ended (or hung) before it was ready; its log tells more.
+    #[error("keeper did not become ready: {0}")]
+    NotReady(String),
+}
+
+/// Why a keeper's directory could not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum KeeperDirError {
+    /// The system refused.
+    #[error("failed to {action} a keeper's directory")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// The system's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// The keeper is alive.
+    #[error("the keeper is alive")]
+    Alive,
+    /// The directory belongs to another runner or user.
+    #[error("the directory belongs to another runner")]
+    Foreign,
+}
+
+impl KeeperDirError {
+    fn io(action: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io { action, source }
+    }
+}
+
+/// What a keeper's directory says about its keeper.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeeperState {
+    /// The lock is held: it lives (though it may be stopped).
+    Live,
+    /// The lock is free: it is dead, whatever any recorded process id is doing.
+    Dead,
+    /// It is another runner's, or another user's: to be left alone.
+    Foreign,
+}
+
+/// A keeper's directory found by [`scan`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeeperFound {
+    /// The directory.
+    pub dir: PathBuf,
+    /// The spool's id: from the description, else the directory's name.
+    pub spool_id: String,
+    /// What it says.
+    pub state: KeeperState,
+}
+
+/// A dead keeper whose leftovers were cleared away.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeadKeeper {
+    /// The spool's id.
+    pub spool_id: String,
+    /// What the sweep found.
+    pub sweep: SweepReport,
+}
+
+/// Starts a keeper with a new directory `dir` (its parent must exist), and waits until its socket listens. The engine
+/// is started by the keeper from then on: its frames tell what became of it.
+///
+/// `executable` is what to run as keeper and init; none is this very executable. Blocks, about 10 ms; at most 10 s.
+///
+/// # Errors
+/// [`SpawnError`]. No keeper is left behind, and the directory only if the keeper had come to write its log.
+pub fn spawn_keeper(
+    dir: &Path,
+    plan: &KeeperPlan,
+    executable: Option<&Path>,
+) -> Result<KeeperHandle, SpawnError> {
+    let encoded = plan.encode().map_err(SpawnError::Plan)?;
+    if !dir.is_absolute() {
+        return Err(SpawnError::Directory(io::Error::from(io::ErrorKind::InvalidInput)));
+    }
+    DirBuilder::new().mode(0o700).create(dir).map_err(SpawnError::Directory)?;
+    let log = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .open(dir.join(LOG))
+        .map_err(SpawnError::Directory)?;
+    let mut child = Command::new(executable.unwrap_or(Path::new("/proc/self/exe")))
+        .arg0("roundhouse-keeper")
+        .arg(KEEPER_ARG)
+        .arg(dir)
+        .env_clear()
+        .current_dir("/")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(log)
+        .spawn()
+        .map_err(SpawnError::Start)?;
+    let failed = |mut child: std::process::Child, why: String| {
+        let _ = child.kill();
+        let _ = child.wait();
+        SpawnError::NotReady(why)
+    };
+    // The child is not reaped before this, so its id is its own.
+    let pid = i32::try_from(child.id()).unwrap_or(0);
+    let pidfd = match sys::pidfd_open(pid) {
+        Ok(pidfd) => pidfd,
+        Err(errno) => return Err(failed(child, format!("no descriptor for it: {errno}"))),
+    };
+    let (Some(mut plan_pipe), Some(mut ready_pipe)) = (child.stdin.take(), child.stdout.take()) else {
+        return Err(failed(child, "no pipes to it".to_owned()));
+    };
+    // A keeper reads the whole plan before anything else; one that dies instead breaks the pipe.
+    let sent = plan_pipe.write_all(&encoded);
+    drop(plan_pipe);
+    let answer = read_ready(&mut ready_pipe);
+    match (sent, answer) {
+        (Ok(()), Ok(answer)) if answer == b"ready\n" => Ok(KeeperHandle { pid, pidfd, child: true }),
+        (_, Ok(answer)) if !answer.is_empty() => {
+            Err(failed(child, String::from_utf8_lossy(&answer).trim_end().to_owned()))
+        }
+        (Err(error), _) | (_, Err(error)) => Err(failed(child, error.to_string())),
+        _ => Err(failed(child, "it ended".to_owned())),
+    }
+}
+
+/// Reads the keeper's one line, at most 4 KiB and no longer than the ready time.
+fn read_ready(pipe: &mut std::process::ChildStdout) -> io::Result<Vec<u8>> {
+    let deadline = Instant::now() + READY_TIMEOUT;
+    let mut answer = Vec::new();
+    let mut buffer = [0; 512];
+    while answer.len() < 4096 && !answer.ends_with(b"\n") {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+        match poll(&mut [PollFd::new(pipe.as_fd(), PollFlags::POLLIN)], timeout) {
+            Ok(0) => return Err(io::Error::from(io::ErrorKind::TimedOut)),
+            Ok(_) => {}
+            Err(Errno::EINTR) => continue,
+            Err(errno) => return Err(errno.into()),
+        }
+        match pipe.read(&mut buffer)? {
+            0 => break,
+            count => answer.extend_from_slice(&buffer[..count]),
+        }
+    }
+    Ok(answer)
+}
+
+/// A keeper process, held by a descriptor: its id may be recycled, the descriptor may not. Dropping it does nothing to
+/// the keeper.
+#[derive(Debug)]
+pub struct KeeperHandle {
+    pid: i32,
+    pidfd: OwnedFd,
+    child: bool,
+}
+
+impl KeeperHandle {
+    /// Takes hold of a live keeper that an earlier runner started. `keeper_pid` is what [`crate::Link::keeper_pid`]
+    /// tells: the link must still be open, and `dir` must be its directory.
+    ///
+    /// # Errors
+    /// [`KeeperDirError`] when the keeper is dead or its process cannot be reached from here.
+    pub fn adopt(dir: &Path, keeper_pid: i32) -> Result<Self, KeeperDirError> {
+        if keeper_pid <= 0 {
+            return Err(KeeperDirError::Io {
+                action: "find the process of",
+                source: io::Error::from(io::ErrorKind::NotFound),
+            });
+        }
+        let pidfd = sys::pidfd_open(keeper_pid)
+            .map_err(|errno| KeeperDirError::io("open the process of")(errno.into()))?;
+        // The lock is still held after the descriptor was opened, so the id was the keeper's own as it was opened.
+        match lock_state(dir)? {
+            KeeperState::Live => Ok(Self { pid: keeper_pid, pidfd, child: false }),
+            KeeperState::Dead | KeeperState::Foreign => Err(KeeperDirError::Io {
+                action: "find the process of",
+                source: io::Error::from(io::ErrorKind::NotFound),
+            }),
+        }
+    }
+
+    /// The keeper's process id, for display.
+    #[must_use]
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Waits until the keeper is dead; false when `timeout` passed first. Reaps it if it is this process's child. For
+    /// async use, wait for [`AsFd`] to become readable and then call this with no time.
+    ///
+    /// # Errors
+    /// [`KeeperDirError::Io`].
+    pub fn wait(&self, timeout: Duration) -> Result<bool, KeeperDirError> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let limit = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+            match poll(&mut [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)], limit) {
+                Ok(0) => return Ok(false),
+                Ok(_) => break,
+                Err(Errno::EINTR) => {}
+                Err(errno) => return Err(KeeperDirError::io("await the end of")(errno.into())),
+            }
+        }
+        if self.child {
+            // Somebody else may have reaped it, or it never was a child of this process: both are fine.
+            let _ = waitid(Id::PIDFd(self.pidfd.as_fd()), WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG);
+        }
+        Ok(true)
+    }
+
+    /// SIGKILL to the keeper itself, for one that does not answer. Its init and all below die with it where a PID
+    /// namespace was reached; otherwise [`close_dead`] clears up.
+    ///
+    /// # Errors
+    /// [`KeeperDirError::Io`]; a keeper that is dead already is no error.
+    pub fn kill(&self) -> Result<(), KeeperDirError> {
+        match sys::pidfd_signal(self.pidfd.as_fd(), libc::SIGKILL) {
+            Ok(()) | Err(Errno::ESRCH) => Ok(()),
+            Err(errno) => Err(KeeperDirError::io("kill the process of")(errno.into())),
+        }
+    }
+}
+
+impl AsFd for KeeperHandle {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+}
+
+fn lock_state(dir: &Path) -> Result<KeeperState, KeeperDirError> {
+    let file = match File::open(dir.join(LOCK)) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(KeeperState::Dead),
+        Err(source) => return Err(KeeperDirError::Io { action: "read", source }),
+    };
+    match Flock::lock(file, FlockArg::LockSharedNonblock) {
+        Ok(_free) => Ok(KeeperState::Dead),
+        Err((_, Errno::EWOULDBLOCK)) => Ok(KeeperState::Live),
+        Err((_, errno)) => Err(KeeperDirError::io("lock")(errno.into())),
+    }
+}
+
+fn read_meta(dir: &Path) -> Option<Meta> {
+    serde_json::from_slice(&fs::read(dir.join(META)).ok()?).ok()
+}
+
+/// What the directory says about its keeper. Nothing is changed and nobody is signalled.
+///
+/// # Errors
+/// [`KeeperDirError::Io`].
+pub fn state_of(dir: &Path, owner: &str) -> Result<KeeperState, KeeperDirError> {
+    let metadata = fs::symlink_metadata(dir).map_err(KeeperDirError::io("read"))?;
+    if !metadata.is_dir() || metadata.uid() != sys::euid() {
+        return Ok(KeeperState::Foreign);
+    }
+    match read_meta(dir) {
+        Some(meta) if meta.owner != owner => Ok(KeeperState::Foreign),
+        // Without a description the keeper died before it wrote one: it is in our directory, so it was ours.
+        _ => lock_state(dir),
+    }
+}
+
+/// The keepers below `parent` (each directory in it is one's), in the order of their names.
+///
+/// # Errors
+/// [`KeeperDirError::Io`]. A missing parent holds none.
+pub fn scan(parent: &Path, owner: &str) -> Result<Vec<KeeperFound>, KeeperDirError> {
+    let entries = match fs::read_dir(parent) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(source) => return Err(KeeperDirError::Io { action: "list", source }),
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(KeeperDirError::io("list"))?;
+        if !entry.file_type().map_err(KeeperDirError::io("list"))?.is_dir() {
+            continue;
+        }
+        let dir = entry.path();
+        let state = state_of(&dir, owner)?;
+        let spool_id = read_meta(&dir)
+            .map(|meta| meta.spool_id)
+            .unwrap_or_else(|| entry.file_name().to_string_lossy().into_owned());
+        found.push(KeeperFound { dir, spool_id, state });
+    }
+    found.sort_by(|a, b| a.dir.cmp(&b.dir));
+    Ok(found)
+}
+
+/// Closes a dead keeper's directory: marks it so that no keeper starts in it any more (one whose runner died in the
+/// middle of starting it may still be on its way), and sweeps what its engine left behind. Recorded process ids are
+/// not looked at. Repeatable. Blocks up to `timeout`.
+///
+/// # Errors
+/// [`KeeperDirError::Alive`], [`KeeperDirError::Foreign`] or [`KeeperDirError::Io`].
+pub fn close_dead(dir: &Path, owner: &str, timeout: Duration) -> Result<DeadKeeper, KeeperDirError> {
+    match state_of(dir, owner)? {
+        KeeperState::Dead => {}
+        KeeperState::Live => return Err(KeeperDirError::Alive),
+        KeeperState::Foreign => return Err(KeeperDirError::Foreign),
+    }
+    let file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(dir.join(LOCK))
+        .map_err(KeeperDirError::io("lock"))?;
+    let _lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
+        Errno::EWOULDBLOCK => KeeperDirError::Alive,
+        errno => KeeperDirError::io("lock")(errno.into()),
+    })?;
+    File::create(dir.join(CLOSED)).map_err(KeeperDirError::io("mark"))?;
+    let name = || dir.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let spool_id = read_meta(dir).map(|meta| meta.spool_id).unwrap_or_else(name);
+    let sweep = sweep(&spool_id, timeout);
+    Ok(DeadKeeper { spool_id, sweep })
+}
+
+/// The command that runs `executable` (none: this one) as an init with the given arguments.
+pub(crate) fn init_command(executable: Option<&Path>) -> Command {
+    let mut command = Command::new(executable.unwrap_or(Path::new("/proc/self/exe")));
+    command.arg0("roundhouse-init").arg(INIT_ARG).env_clear().current_dir("/");
+    command
+}

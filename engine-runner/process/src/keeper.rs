@@ -1,0 +1,4 @@
+//! stub
+pub(crate) fn main(_args: std::env::ArgsOs) -> i32 {
+    70
+}

@@ -1,0 +1,143 @@
+//! What /proc tells about processes.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::path::PathBuf;
+
+/// One process, as /proc tells it at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProcessInfo {
+    /// Its id.
+    pub pid: i32,
+    /// Its parent's id.
+    pub parent: i32,
+    /// The kernel's state letter (`R`, `S`, `T`, `Z`, ...).
+    pub state: char,
+    /// When it started: CLOCK_BOOTTIME in nanoseconds, with the resolution of a clock tick (10 ms). With the id it names
+    /// the process for good.
+    pub started_ns: u64,
+    /// The kernel's short name of the program.
+    pub name: String,
+}
+
+impl ProcessInfo {
+    /// It has ended and only waits to be reaped.
+    #[must_use]
+    pub fn is_zombie(&self) -> bool {
+        matches!(self.state, 'Z' | 'X')
+    }
+}
+
+/// One process; none when it is not there (any more).
+pub(crate) fn process(pid: i32) -> Option<ProcessInfo> {
+    parse_stat(&fs::read(format!("/proc/{pid}/stat")).ok()?, ticks_per_second())
+}
+
+fn ticks_per_second() -> u64 {
+    nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)
+        .ok()
+        .flatten()
+        .and_then(|ticks| u64::try_from(ticks).ok())
+        .filter(|ticks| *ticks > 0)
+        .unwrap_or(100)
+}
+
+/// Reads `/proc/<pid>/stat`. The name may hold anything, also spaces and parentheses: it ends at the last `)`.
+fn parse_stat(stat: &[u8], ticks: u64) -> Option<ProcessInfo> {
+    let open = memchr::memchr(b'(', stat)?;
+    let close = memchr::memrchr(b')', stat)?;
+    let pid = std::str::from_utf8(stat.get(..open)?).ok()?.trim().parse().ok()?;
+    let name = String::from_utf8_lossy(stat.get(open + 1..close)?).into_owned();
+    let rest = std::str::from_utf8(stat.get(close + 1..)?).ok()?;
+    let mut fields = rest.split_ascii_whitespace();
+    let state = fields.next()?.chars().next()?;
+    let parent = fields.next()?.parse().ok()?;
+    // The start time is field 22; the state is field 3, the parent field 4.
+    let started: u64 = fields.nth(17)?.parse().ok()?;
+    let started_ns =
+        u64::try_from(u128::from(started) * 1_000_000_000 / u128::from(ticks)).unwrap_or(u64::MAX);
+    Some(ProcessInfo { pid, parent, state, started_ns, name })
+}
+
+/// All processes that /proc shows.
+pub(crate) fn all() -> Vec<ProcessInfo> {
+    let ticks = ticks_per_second();
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    entries
+        .filter_map(|entry| {
+            let name = entry.ok()?.file_name();
+            let pid: i32 = name.to_str()?.parse().ok()?;
+            parse_stat(&fs::read(format!("/proc/{pid}/stat")).ok()?, ticks)
+        })
+        .collect()
+}
+
+/// Whether the process carries `NAME=value` in the environment it was exec'd with. False where that cannot be read.
+pub(crate) fn has_env(pid: i32, entry: &[u8]) -> bool {
+    let path = PathBuf::from(format!("/proc/{pid}/environ"));
+    fs::read(path).is_ok_and(|environ| environ.split(|byte| *byte == 0).any(|var| var == entry))
+}
+
+/// The processes below `root` (which is not among them) as they are now, zombies included.
+///
+/// What was orphaned is found as long as its new parent lies below `root` too, as it does below an init.
+#[must_use]
+pub fn descendants(root: i32) -> Vec<ProcessInfo> {
+    below(&all(), &[root])
+}
+
+/// Those of `processes` that lie below one of `roots`.
+pub(crate) fn below(processes: &[ProcessInfo], roots: &[i32]) -> Vec<ProcessInfo> {
+    let mut children: HashMap<i32, Vec<&ProcessInfo>> = HashMap::new();
+    for process in processes {
+        children.entry(process.parent).or_default().push(process);
+    }
+    let mut seen: HashSet<i32> = roots.iter().copied().collect();
+    let mut open: Vec<i32> = roots.to_vec();
+    let mut found = Vec::new();
+    while let Some(parent) = open.pop() {
+        for child in children.get(&parent).into_iter().flatten() {
+            if seen.insert(child.pid) {
+                open.push(child.pid);
+                found.push((*child).clone());
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_spaces_and_parentheses_is_read() {
+        let stat = b"42 (a b) (c)) S 7 42 42 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 250 0 0";
+        let info = parse_stat(stat, 100).unwrap();
+        assert_eq!(
+            info,
+            ProcessInfo {
+                pid: 42,
+                parent: 7,
+                state: 'S',
+                started_ns: 2_500_000_000,
+                name: "a b) (c)".to_owned()
+            }
+        );
+    }
+
+    #[test]
+    fn cut_stat_lines_are_no_process() {
+        let stat = b"42 (x) S 7 42 42 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 250";
+        for cut in 0..stat.len() - 3 {
+            assert_eq!(parse_stat(&stat[..cut], 100), None, "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn this_process_is_found_below_its_parent() {
+        let me = i32::try_from(std::process::id()).unwrap();
+        let parent = process(me).unwrap().parent;
+        assert!(descendants(parent).iter().any(|info| info.pid == me));
+    }
+}

@@ -1,0 +1,627 @@
+//! The protocol between a runner and a keeper, as pure encoding and decoding.
+//!
+//! A message is `u32` length, `u8` kind, `u64` request id, body. The runner asks, the keeper answers every request once
+//! under the request's id; answers may come in another order than the requests. What the keeper says unasked
+//! ([`Notice`]) has request id 0. The first request must be [`Request::Hello`]. Output does not come over the link:
+//! [`Notice::Progress`] says how far the spool's files have grown, and [`crate::SpoolReader`] reads them.
+
+use crate::frame::{ExitStatus, StorageFault};
+use crate::isolation::IsolationLevel;
+use crate::plan::DELIVER_MAX_BYTES;
+use crate::wire::{Put, Take, WireError};
+use std::time::Duration;
+
+/// The newest protocol version this code speaks. It speaks all older ones.
+pub const PROTOCOL_VERSION: u16 = 1;
+
+/// The largest message, in bytes after the length.
+pub const MESSAGE_MAX_BYTES: usize = DELIVER_MAX_BYTES + 4096;
+
+/// What a runner asks of a keeper.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Request {
+    /// Opens the link. Answered by [`Response::Welcome`], or refused and closed. An open link of the same owner is
+    /// superseded.
+    Hello {
+        /// The newest version the runner speaks.
+        version: u16,
+        /// Whose keepers these are; must be the plan's owner.
+        owner: String,
+    },
+    /// What is true now. Answered by [`Response::Status`].
+    Status,
+    /// Writes bytes to the engine's standard input, at most once per `op_id` over the keeper's whole life. Answered by
+    /// [`Response::Delivered`] once the intent is on disk; the writing itself follows and is told by frames.
+    Deliver {
+        /// Letters, digits, `_`, `-`, no leading dash, at most 64.
+        op_id: String,
+        /// At most [`DELIVER_MAX_BYTES`]; a line brings its own newline.
+        bytes: Vec<u8>,
+    },
+    /// What became of an operation. Answered by [`Response::Op`].
+    QueryOp {
+        /// The operation's id.
+        op_id: String,
+    },
+    /// Begins a turn: a new segment, with [`crate::FrameBody::TurnBegin`]. The same turn again changes nothing; a turn
+    /// still open is ended first. Answered by [`Response::Turn`].
+    BeginTurn {
+        /// The turn's id, same alphabet as an operation's.
+        turn_id: String,
+    },
+    /// Ends the turn: its held-back stderr is written, then [`crate::FrameBody::TurnEnd`], then all is synced.
+    /// Answered by [`Response::Turn`]; for a turn that is not open, by its last end (or [`Refusal::UnknownTurn`]).
+    EndTurn {
+        /// The turn's id.
+        turn_id: String,
+    },
+    /// Puts all frames so far on disk. Answered by [`Response::Done`] with the last frame's number.
+    Sync,
+    /// Sends a signal to the engine process alone. Answered by [`Response::Done`] with the signal's frame.
+    Signal {
+        /// Its number, 1 to 64.
+        signal: i32,
+    },
+    /// SIGKILL to everything the engine started, through whatever isolation there is: the ladder's last step. Answered
+    /// by [`Response::Killed`] when all are gone or time is up.
+    KillAll,
+    /// Closes the engine in order: closes its standard input, waits `settle`, SIGTERM, waits `term`, then kills
+    /// everything. Answered at once by [`Response::Done`]; the end itself is the keeper's death. A repeat may only
+    /// make it sooner.
+    Release {
+        /// Time after end of input.
+        settle: Duration,
+        /// Time after SIGTERM.
+        term: Duration,
+    },
+    /// Deletes the segments before this one (never the current). Answered by [`Response::Done`] with the oldest
+    /// segment that is left.
+    Prune {
+        /// The first segment to keep.
+        keep_from: u32,
+    },
+}
+
+/// What a keeper answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Response {
+    /// The link is open.
+    Welcome {
+        /// The version that is spoken: the lower of the two.
+        version: u16,
+        /// The keeper's process id as it sees itself.
+        keeper_pid: i32,
+        /// State at this moment.
+        status: StatusReport,
+    },
+    /// State at this moment.
+    Status(StatusReport),
+    /// The operation is recorded on disk.
+    Delivered {
+        /// Number of its intent frame.
+        intent: u64,
+        /// How far the writing is.
+        state: OpState,
+        /// It had been recorded before; nothing was written again.
+        duplicate: bool,
+    },
+    /// What became of an operation.
+    Op {
+        /// Number of its intent frame and how far the writing is; none when it was never recorded.
+        known: Option<(u64, OpState)>,
+    },
+    /// A turn's mark.
+    Turn {
+        /// Number of the mark's frame.
+        frame: u64,
+        /// Segment of the mark's frame.
+        segment: u32,
+    },
+    /// Done; the meaning of the number is told at the request.
+    Done {
+        /// See the request.
+        number: u64,
+    },
+    /// Everything was killed, or time was up.
+    Killed {
+        /// Number of the frame.
+        frame: u64,
+        /// Processes still there.
+        survivors: u32,
+    },
+    /// The request was refused and changed nothing.
+    Refused(Refusal),
+}
+
+/// Why a keeper refuses a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// The runner speaks only newer versions, or the request is unknown to this keeper.
+    #[error("not supported by this keeper")]
+    Unsupported,
+    /// The link's owner is not the keeper's.
+    #[error("the keeper belongs to another runner")]
+    Foreign,
+    /// The request came before `Hello`, twice, or is malformed.
+    #[error("request breaks the protocol")]
+    Protocol,
+    /// An id is malformed or a number out of range.
+    #[error("an argument is out of range")]
+    Argument,
+    /// This operation id was used with other bytes.
+    #[error("operation id was used with other bytes")]
+    OpConflict,
+    /// Too much is waiting to be written to the engine.
+    #[error("too much input is waiting for the engine")]
+    Busy,
+    /// The engine is not running (not yet, or no more).
+    #[error("the engine is not running")]
+    NotRunning,
+    /// The engine's standard input is closed.
+    #[error("the engine's input is closed")]
+    InputClosed,
+    /// The spool takes no more.
+    #[error("the spool takes no more")]
+    Storage,
+    /// The turn is not known.
+    #[error("the turn is not known here")]
+    UnknownTurn,
+}
+
+/// How far an operation's bytes are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OpState {
+    /// Recorded; not all bytes are in the engine's pipe yet.
+    Pending,
+    /// All bytes are in the engine's pipe.
+    Written,
+    /// Not all bytes could be written.
+    Failed,
+}
+
+/// The engine process as the keeper knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EngineState {
+    /// Not started yet.
+    Starting,
+    /// Running.
+    Running,
+    /// Ended; the keeper reads what is left in the pipes and then ends too.
+    Exited(ExitStatus),
+    /// It could not be started.
+    Failed,
+}
+
+/// What is true in a keeper now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StatusReport {
+    /// The spool's id.
+    pub spool_id: String,
+    /// The engine process.
+    pub engine: EngineState,
+    /// The engine's process id as it sees itself; 0 before it runs.
+    pub engine_pid: i32,
+    /// The init's process id as the keeper sees it; 0 before it runs.
+    pub init_pid: i32,
+    /// Isolation reached.
+    pub isolation: IsolationLevel,
+    /// The open turn.
+    pub turn_id: Option<String>,
+    /// Where the spool ends.
+    pub position: SpoolEnd,
+    /// Oldest segment that is not pruned.
+    pub oldest_segment: u32,
+    /// Bytes accepted for standard input and not yet written.
+    pub stdin_pending: u64,
+    /// The engine's standard input is open.
+    pub stdin_open: bool,
+    /// Operations recorded.
+    pub ops: u64,
+    /// Secrets too short to be masked.
+    pub unmasked_secrets: u32,
+    /// Why the spool takes no more, when it does not.
+    pub storage_fault: Option<StorageFault>,
+    /// An end has begun (release, TTL, or the engine's exit).
+    pub ending: bool,
+}
+
+/// How far a spool's files go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SpoolEnd {
+    /// Number of the last segment.
+    pub segment: u32,
+    /// Its length in bytes.
+    pub offset: u64,
+    /// Number of the last frame, 0 when there is none.
+    pub frame: u64,
+}
+
+/// What a keeper says unasked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Notice {
+    /// The spool grew. Several growths may come as one notice.
+    Progress(SpoolEnd),
+    /// A newer link took over; this one is closed.
+    Superseded,
+    /// The last frame is written; the keeper ends.
+    Ending(SpoolEnd),
+}
+
+/// One message from a keeper.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FromKeeper {
+    /// An answer.
+    Response {
+        /// The request's id.
+        request_id: u64,
+        /// The answer.
+        response: Response,
+    },
+    /// Something unasked.
+    Notice(Notice),
+}
+
+/// Why bytes are no message of the protocol.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ProtocolError {
+    /// A length over [`MESSAGE_MAX_BYTES`] (or under a header's).
+    #[error("message of {0} bytes")]
+    Length(usize),
+    /// A body that does not fit its kind.
+    #[error("malformed message")]
+    Body(#[source] WireError),
+    /// A kind that this side does not know.
+    #[error("unknown message kind {0}")]
+    Kind(u8),
+}
+
+impl From<WireError> for ProtocolError {
+    fn from(source: WireError) -> Self {
+        Self::Body(source)
+    }
+}
+
+/// A message as its frame gives it: kind, request id, body.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RawMessage {
+    /// The kind's number.
+    pub kind: u8,
+    /// The request's id; 0 in a notice.
+    pub request_id: u64,
+    /// The body.
+    pub body: Vec<u8>,
+}
+
+/// Splits a byte stream into messages, however it is cut. Memory is bounded by the largest message.
+#[derive(Debug, Default)]
+pub struct Decoder {
+    buffer: Vec<u8>,
+    start: usize,
+}
+
+impl Decoder {
+    /// A decoder at the beginning of a stream.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes the next bytes of the stream.
+    pub fn feed(&mut self, bytes: &[u8]) {
+        if self.start == self.buffer.len() {
+            self.buffer.clear();
+            self.start = 0;
+        } else if self.start > 64 * 1024 {
+            self.buffer.drain(..self.start);
+            self.start = 0;
+        }
+        self.buffer.extend_from_slice(bytes);
+    }
+
+    /// The next whole message, none while it is incomplete.
+    ///
+    /// # Errors
+    /// [`ProtocolError::Length`]: the stream is useless from here on.
+    pub fn next_raw(&mut self) -> Result<Option<RawMessage>, ProtocolError> {
+        let rest = &self.buffer[self.start..];
+        let Some((head, rest)) = rest.split_first_chunk::<4>() else { return Ok(None) };
+        let length = usize::try_from(u32::from_le_bytes(*head)).unwrap_or(usize::MAX);
+        if !(9..=MESSAGE_MAX_BYTES).contains(&length) {
+            return Err(ProtocolError::Length(length));
+        }
+        if rest.len() < length {
+            return Ok(None);
+        }
+        let mut take = Take::new(&rest[..length]);
+        let kind = take.u8("kind")?;
+        let request_id = take.u64("request id")?;
+        let body = take.rest().to_vec();
+        self.start += 4 + length;
+        if self.start == self.buffer.len() && self.buffer.capacity() > 256 * 1024 {
+            // A large message must not keep its memory for the rest of a keeper's life.
+            *self = Self::default();
+        }
+        Ok(Some(RawMessage { kind, request_id, body }))
+    }
+
+    /// The next message from a keeper, for the runner's side. Notices of an unknown kind are passed over.
+    ///
+    /// # Errors
+    /// [`ProtocolError`]: the stream is useless from here on.
+    pub fn next_from_keeper(&mut self) -> Result<Option<FromKeeper>, ProtocolError> {
+        while let Some(raw) = self.next_raw()? {
+            if let Some(message) = FromKeeper::decode(&raw)? {
+                return Ok(Some(message));
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn frame(kind: u8, request_id: u64, body: impl FnOnce(&mut Put)) -> Vec<u8> {
+    let mut put = Put::default();
+    put.u32(0).u8(kind).u64(request_id);
+    body(&mut put);
+    let length = u32::try_from(put.0.len() - 4).unwrap_or(u32::MAX);
+    put.0[..4].copy_from_slice(&length.to_le_bytes());
+    put.0
+}
+
+impl Request {
+    /// The request as bytes.
+    #[must_use]
+    pub fn encode(&self, request_id: u64) -> Vec<u8> {
+        match self {
+            Self::Hello { version, owner } => frame(1, request_id, |put| {
+                put.u16(*version).str(owner);
+            }),
+            Self::Status => frame(2, request_id, |_| {}),
+            Self::Deliver { op_id, bytes } => frame(3, request_id, |put| {
+                put.str(op_id).bytes(bytes);
+            }),
+            Self::QueryOp { op_id } => frame(4, request_id, |put| {
+                put.str(op_id);
+            }),
+            Self::BeginTurn { turn_id } => frame(5, request_id, |put| {
+                put.str(turn_id);
+            }),
+            Self::EndTurn { turn_id } => frame(6, request_id, |put| {
+                put.str(turn_id);
+            }),
+            Self::Sync => frame(7, request_id, |_| {}),
+            Self::Signal { signal } => frame(8, request_id, |put| {
+                put.i32(*signal);
+            }),
+            Self::KillAll => frame(9, request_id, |_| {}),
+            Self::Release { settle, term } => frame(10, request_id, |put| {
+                put.duration(*settle).duration(*term);
+            }),
+            Self::Prune { keep_from } => frame(11, request_id, |put| {
+                put.u32(*keep_from);
+            }),
+        }
+    }
+
+    /// Reads a request; none when its kind is unknown (it is to be refused as unsupported).
+    ///
+    /// # Errors
+    /// [`ProtocolError::Body`] when the body does not fit the kind.
+    pub fn decode(raw: &RawMessage) -> Result<Option<Self>, ProtocolError> {
+        let mut take = Take::new(&raw.body);
+        let request = match raw.kind {
+            1 => Self::Hello { version: take.u16("version")?, owner: take.string("owner")? },
+            2 => Self::Status,
+            3 => Self::Deliver { op_id: take.string("op id")?, bytes: take.bytes("bytes")?.to_vec() },
+            4 => Self::QueryOp { op_id: take.string("op id")? },
+            5 => Self::BeginTurn { turn_id: take.string("turn id")? },
+            6 => Self::EndTurn { turn_id: take.string("turn id")? },
+            7 => Self::Sync,
+            8 => Self::Signal { signal: take.i32("signal")? },
+            9 => Self::KillAll,
+            10 => Self::Release { settle: take.duration("settle")?, term: take.duration("term")? },
+            11 => Self::Prune { keep_from: take.u32("segment")? },
+            _ => return Ok(None),
+        };
+        take.end()?;
+        Ok(Some(request))
+    }
+}
+
+impl FromKeeper {
+    /// The message as bytes.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        match self {
+            Self::Notice(Notice::Progress(end)) => frame(65, 0, |put| end.put(put)),
+            Self::Notice(Notice::Superseded) => frame(66, 0, |_| {}),
+            Self::Notice(Notice::Ending(end)) => frame(67, 0, |put| end.put(put)),
+            Self::Response { request_id, response } => {
+                frame(response.kind(), *request_id, |put| response.put(put))
+            }
+        }
+    }
+
+    /// Reads a message; none when it is a notice of an unknown kind.
+    ///
+    /// # Errors
+    /// [`ProtocolError`] when the body does not fit, or for an answer of an unknown kind.
+    pub fn decode(raw: &RawMessage) -> Result<Option<Self>, ProtocolError> {
+        let mut take = Take::new(&raw.body);
+        let message = match raw.kind {
+            65 => Self::Notice(Notice::Progress(SpoolEnd::take(&mut take)?)),
+            66 => Self::Notice(Notice::Superseded),
+            67 => Self::Notice(Notice::Ending(SpoolEnd::take(&mut take)?)),
+            kind if raw.request_id == 0 && kind > 64 => return Ok(None),
+            kind => Self::Response { request_id: raw.request_id, response: Response::take(kind, &mut take)? },
+        };
+        take.end()?;
+        Ok(Some(message))
+    }
+}
+
+impl Response {
+    fn kind(&self) -> u8 {
+        match self {
+            Self::Welcome { .. } => 33,
+            Self::Status(_) => 34,
+            Self::Delivered { .. } => 35,
+            Self::Op { .. } => 36,
+            Self::Turn { .. } => 37,
+            Self::Done { .. } => 38,
+            Self::Killed { .. } => 39,
+            Self::Refused(_) => 40,
+        }
+    }
+
+    fn put(&self, put: &mut Put) {
+        match self {
+            Self::Welcome { version, keeper_pid, status } => {
+                put.u16(*version).i32(*keeper_pid);
+                status.put(put);
+            }
+            Self::Status(status) => status.put(put),
+            Self::Delivered { intent, state, duplicate } => {
+                put.u64(*intent).u8(state.code()).bool(*duplicate);
+            }
+            Self::Op { known } => {
+                put.option(*known, |put, (intent, state)| {
+                    put.u64(intent).u8(state.code());
+                });
+            }
+            Self::Turn { frame, segment } => {
+                put.u64(*frame).u32(*segment);
+            }
+            Self::Done { number } => {
+                put.u64(*number);
+            }
+            Self::Killed { frame, survivors } => {
+                put.u64(*frame).u32(*survivors);
+            }
+            Self::Refused(refusal) => {
+                put.u8(refusal.code());
+            }
+        }
+    }
+
+    fn take(kind: u8, take: &mut Take<'_>) -> Result<Self, ProtocolError> {
+        Ok(match kind {
+            33 => Self::Welcome {
+                version: take.u16("version")?,
+                keeper_pid: take.i32("pid")?,
+                status: StatusReport::take(take)?,
+            },
+            34 => Self::Status(StatusReport::take(take)?),
+            35 => Self::Delivered {
+                intent: take.u64("intent")?,
+                state: OpState::take(take)?,
+                duplicate: take.bool("duplicate")?,
+            },
+            36 => Self::Op {
+                known: take.option("known", |take| Ok((take.u64("intent")?, OpState::take(take)?)))?,
+            },
+            37 => Self::Turn { frame: take.u64("frame")?, segment: take.u32("segment")? },
+            38 => Self::Done { number: take.u64("number")? },
+            39 => Self::Killed { frame: take.u64("frame")?, survivors: take.u32("survivors")? },
+            40 => Self::Refused(Refusal::take(take)?),
+            kind => return Err(ProtocolError::Kind(kind)),
+        })
+    }
+}
+
+macro_rules! codes {
+    ($name:ty, $what:literal, { $($variant:ident = $code:literal),+ $(,)? }) => {
+        impl $name {
+            fn code(self) -> u8 {
+                match self { $(Self::$variant => $code),+ }
+            }
+            fn take(take: &mut Take<'_>) -> Result<Self, WireError> {
+                match take.u8($what)? {
+                    $($code => Ok(Self::$variant),)+
+                    _ => Err(WireError::Invalid($what)),
+                }
+            }
+        }
+    };
+}
+
+codes!(OpState, "op state", { Pending = 1, Written = 2, Failed = 3 });
+codes!(Refusal, "refusal", {
+    Unsupported = 1, Foreign = 2, Protocol = 3, Argument = 4, OpConflict = 5, Busy = 6, NotRunning = 7,
+    InputClosed = 8, Storage = 9, UnknownTurn = 10,
+});
+
+impl SpoolEnd {
+    fn put(self, put: &mut Put) {
+        put.u32(self.segment).u64(self.offset).u64(self.frame);
+    }
+
+    fn take(take: &mut Take<'_>) -> Result<Self, WireError> {
+        Ok(Self { segment: take.u32("segment")?, offset: take.u64("offset")?, frame: take.u64("frame")? })
+    }
+}
+
+impl StatusReport {
+    fn put(&self, put: &mut Put) {
+        put.str(&self.spool_id);
+        match self.engine {
+            EngineState::Starting => {
+                put.u8(1);
+            }
+            EngineState::Running => {
+                put.u8(2);
+            }
+            EngineState::Exited(status) => {
+                put.u8(3);
+                status.put(put);
+            }
+            EngineState::Failed => {
+                put.u8(4);
+            }
+        }
+        put.i32(self.engine_pid).i32(self.init_pid).u8(self.isolation.code());
+        put.option(self.turn_id.as_deref(), |put, turn_id| {
+            put.str(turn_id);
+        });
+        self.position.put(put);
+        put.u32(self.oldest_segment).u64(self.stdin_pending).bool(self.stdin_open).u64(self.ops);
+        put.u32(self.unmasked_secrets);
+        put.option(self.storage_fault, |put, fault| {
+            let errno = match fault {
+                StorageFault::Write(errno) => errno,
+                StorageFault::Limit => -1,
+            };
+            put.i32(errno);
+        });
+        put.bool(self.ending);
+    }
+
+    fn take(take: &mut Take<'_>) -> Result<Self, WireError> {
+        Ok(Self {
+            spool_id: take.string("spool id")?,
+            engine: match take.u8("engine state")? {
+                1 => EngineState::Starting,
+                2 => EngineState::Running,
+                3 => EngineState::Exited(ExitStatus::take(take)?),
+                4 => EngineState::Failed,
+                _ => return Err(WireError::Invalid("engine state")),
+            },
+            engine_pid: take.i32("engine pid")?,
+            init_pid: take.i32("init pid")?,
+            isolation: IsolationLevel::take(take)?,
+            turn_id: take.option("turn id", |take| take.string("turn id"))?,
+            position: SpoolEnd::take(take)?,
+            oldest_segment: take.u32("oldest segment")?,
+            stdin_pending: take.u64("stdin pending")?,
+            stdin_open: take.bool("stdin open")?,
+            ops: take.u64("ops")?,
+            unmasked_secrets: take.u32("unmasked secrets")?,
+            storage_fault: take.option("storage fault", |take| {
+                Ok(match take.i32("storage fault")? {
+                    -1 => StorageFault::Limit,
+                    errno => StorageFault::Write(errno),
+                })
+            })?,
+            ending: take.bool("ending")?,
+        })
+    }
+}
