@@ -1,0 +1,91 @@
+//! Documents that must not drift from what they describe.
+
+use std::collections::BTreeMap;
+
+use roundhouse_proto::engine::v1::{ErrorReason, FailureReason};
+
+use crate::{assert_none, read};
+
+/// The rows of the table in one section of docs/errors.md, by their reason.
+fn rows(section: &str) -> BTreeMap<String, Vec<String>> {
+    let page = read("docs/errors.md");
+    let body = page
+        .split("\n## ")
+        .find(|part| part.starts_with(section))
+        .unwrap_or_else(|| panic!("docs/errors.md has no section {section}"))
+        .to_owned();
+    body.lines()
+        .filter_map(|line| line.strip_prefix("| `"))
+        .map(|line| {
+            let mut cells = line.trim_end_matches('|').split(" | ").map(str::trim);
+            let reason = cells.next().unwrap_or_default().trim_end_matches('`').to_owned();
+            (reason, cells.map(str::to_owned).collect())
+        })
+        .collect()
+}
+
+fn compare(section: &str, reasons: &[String]) -> Vec<String> {
+    let rows = rows(section);
+    let mut complaints = Vec::new();
+    for reason in reasons {
+        match rows.get(reason) {
+            None => complaints.push(format!("{section}: {reason} is missing")),
+            Some(cells) if cells.len() != 2 || cells.iter().any(|cell| cell.len() < 10) => {
+                complaints.push(format!("{section}: {reason} needs its meaning and what to do: {cells:?}"));
+            }
+            Some(_) => {}
+        }
+    }
+    for row in rows.keys() {
+        if !reasons.contains(row) {
+            complaints.push(format!("{section}: there is no reason {row}"));
+        }
+    }
+    complaints
+}
+
+#[test]
+fn every_reason_has_its_meaning_and_what_to_do_about_it() {
+    let names = |prefix: &str, name_of: &dyn Fn(i32) -> Option<&'static str>| -> Vec<String> {
+        let names: Vec<String> =
+            (1..200).filter_map(name_of).map(|name| name.trim_start_matches(prefix).to_owned()).collect();
+        assert!(names.len() > 10, "next to no reasons: {names:?}");
+        names
+    };
+    let errors =
+        names("ERROR_REASON_", &|n| ErrorReason::try_from(n).ok().map(|reason| reason.as_str_name()));
+    let failures =
+        names("FAILURE_REASON_", &|n| FailureReason::try_from(n).ok().map(|reason| reason.as_str_name()));
+    let mut complaints = compare("Why a call failed", &errors);
+    complaints.extend(compare("Why a turn failed", &failures));
+    assert_none("docs/errors.md", &complaints);
+}
+
+#[test]
+fn the_readme_names_the_command_that_ci_runs() {
+    let ci = read(".ci/run");
+    let last = ci.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
+    let command = last.strip_prefix("exec ").expect("the last line of .ci/run is the one test command");
+    let readme = read("README.md");
+    let fenced: Vec<&str> = readme
+        .split("```")
+        .skip(1)
+        .step_by(2)
+        .flat_map(str::lines)
+        .map(str::trim)
+        .filter(|line| *line == command || *line == format!("$ {command}"))
+        .collect();
+    assert!(!fenced.is_empty(), "README.md does not show `{command}` in a code block");
+}
+
+#[test]
+fn the_tools_of_the_tests_are_pinned() {
+    let requirements = read("tests/tools/requirements.txt");
+    let unpinned: Vec<String> = requirements
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty() && !line.starts_with('#') && !line.contains("=="))
+        .map(str::to_owned)
+        .collect();
+    assert_none("tools without a version", &unpinned);
+}
