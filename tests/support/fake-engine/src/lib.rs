@@ -1,1 +1,86 @@
-//! An engine that speaks a real engine's dialect and obeys a script.
+//! An engine that speaks Claude Code's warm stream-json dialect and obeys a script.
+//!
+//! The binary `fake-engine` is started in place of `claude`, with the same arguments and environment. It prints what
+//! Claude Code 2.1.332 was seen to print (same lines, same order, fewer fields), keeps a session file where that one
+//! does, and does, in each turn, what the script says: the faults that no real engine shows on demand.
+//!
+//! # Where the script comes from
+//!
+//! * From the last text block of the user's message: markers `[[verb options:payload]]`, obeyed in order.
+//!   Everything else in the text is ignored; a text without markers is answered `ok`.
+//! * From the file that `FAKE_ENGINE_SCRIPT` names. A line `@start`, `@initialize`, `@turn` or `@exit` begins a section;
+//!   what follows it is markers: obeyed before anything is read, before `initialize` is answered, in each
+//!   turn whose text has no marker, after stdin was closed. Other lines between markers are comments.
+//!
+//! `verb` is lower-case letters and `_`. Options are words between blanks, `key=value` or `flag`, without `:`. The payload
+//! runs to the first `]]`; with the flag `b64` it is base64 (any bytes). A malformed marker in a turn ends it with
+//! an error result that names it; in the file it ends the process with code 2.
+//!
+//! # Verbs
+//!
+//! | marker | what happens |
+//! |---|---|
+//! | `[[text:T]]` | says T; a block of its own, with deltas if `--include-partial-messages` |
+//! | `[[thinking:T]]` | a thinking block |
+//! | `[[slow chunks=N delay=MS:T]]` | one text block of N times T, MS apart (10, 100, `word `) |
+//! | `[[huge bytes=N]]` | one text block of N bytes |
+//! | `[[events count=N bytes=M]]` | N text blocks of M bytes (64), as fast as it can; `delta`: N deltas of one block |
+//! | `[[recall]]` | says every user text of the session so far, joined by ` \| `, markers included |
+//! | `[[usage in=N out=N read=N created=N]]` | token counts of each message from here on (100, 25, 20, 10) |
+//! | `[[bash:COMMAND]]` | a Bash call that runs (`sh -c`, in a session of its own, as Claude's do) |
+//! | `[[append path=FILE:LINE]]` | a Write call that appends LINE and a newline to FILE with one write |
+//! | `[[tool name=NAME:JSON]]` | a call of any tool, with this input, that does nothing and answers `ok` |
+//! | … with the flag `ask` | asks for permission first (`can_use_tool`), unless the permission mode allows it |
+//! | `[[error CODE:MESSAGE]]` | ends the turn as an API error of this status |
+//! | `[[retry status=N]]` | says `api_retry` |
+//! | `[[raw:BYTES]]` | these bytes on stdout, as they are; `repeat=N` |
+//! | `[[line:TEXT]]` | TEXT and a newline on stdout |
+//! | `[[garbage lines=N]]` | N lines that are no JSON, with bytes that are no UTF-8 |
+//! | `[[long bytes=N]]` | one line of N bytes, of an unknown type; `open`: no JSON, and without its newline |
+//! | `[[split bytes=N delay=MS]]` | from here on stdout is written N bytes at a time, MS (0) apart; 0 ends it |
+//! | `[[stderr:T]]`, `[[stderr bytes=N]]` | T and a newline, or N bytes in lines, on stderr |
+//! | `[[pause ms=N]]` | waits; an interrupt ends the turn |
+//! | `[[gate:FILE]]` | waits until FILE exists; an interrupt ends the turn |
+//! | `[[socket:PATH]]` | connects to this unix socket, writes `<pid>\n`, waits for one byte or the end |
+//! | `[[stall]]` | waits for ever; an interrupt ends the turn |
+//! | `[[hang]]` | waits for ever, reads nothing, answers nothing |
+//! | `[[deaf]]` | reads no more of stdin; the script goes on |
+//! | `[[fork ms=N]]` | a child that holds stdout and stderr, in the same group, for N ms (600,000) |
+//! | `[[fork detached]]` | a child in a session of its own that holds nothing; `hold`: but stdout; `pidfile=FILE` for both |
+//! | `[[ignore:WHAT]]` | from here on ignores `term`, `int`, `hup`, `interrupt`, `eof` (several with commas) |
+//! | `[[exit code=N]]` | ends the process at once, without a result |
+//! | `[[die:SIGNAL]]` | dies by this signal (`KILL`, `SEGV`, `TERM`, …) |
+//! | `[[no_result]]` | the turn ends here without a result; the process lives on |
+//! | `[[no_save]]` | from here on nothing is written to the session file |
+//!
+//! # What it does like the real one
+//!
+//! `initialize`, `interrupt` (with `still_queued` and `cancel_queued`), `cancel_async_message`, `set_model`,
+//! `set_permission_mode`, `apply_flag_settings`, `end_session`; `command_lifecycle`, `system/init` in every turn, the
+//! replay echo, `session_state_changed`, `model_usage_since_last_result`, costs restored on resume; messages that
+//! come in a turn are queued; a used uuid gives no turn, in the same process or after a resume; `--session-id` of an
+//! existing session and `--resume` of a missing or broken one fail in the same words; SIGTERM ends it with 143 and kills the
+//! running tool, SIGINT with 0 after an aborted result, SIGHUP with 129; a closed stdout does not end it; after the end
+//! of stdin the running turn is finished.
+//!
+//! Not like the real one: a message that comes while a tool runs is queued, never folded into the turn; slash commands
+//! and `@file` are plain text; there are no time stamps.
+//!
+//! # For tests
+//!
+//! `FAKE_ENGINE_LOG=FILE`: one JSON line for the start (pid, arguments), each line of stdin, its end, each signal, the exit.
+//! `FAKE_ENGINE_VERSION`: what `--version` says before ` (Claude Code)`.
+
+pub mod args;
+mod dialect;
+mod engine;
+mod faults;
+mod output;
+pub mod script;
+mod session;
+mod shared;
+mod tool_calls;
+mod tools;
+mod turn;
+
+pub use engine::run;
