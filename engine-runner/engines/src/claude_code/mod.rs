@@ -4,6 +4,7 @@ mod classify;
 mod launch;
 mod stdin;
 mod translator;
+mod wire;
 
 use std::time::Duration;
 
