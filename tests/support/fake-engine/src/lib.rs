@@ -68,7 +68,8 @@
 //!
 //! # For tests
 //!
-//! `FAKE_ENGINE_LOG=FILE`: one JSON line for the start (pid, arguments), each line of stdin, its end, each signal, the exit.
+//! `FAKE_ENGINE_LOG=FILE`: one JSON line for the start (pid, arguments), each line of stdin, its end, each signal, a
+//! hang's begin, the exit.
 //! `FAKE_ENGINE_VERSION`: what `--version` says before ` (Claude Code)`.
 
 pub mod args;

@@ -184,6 +184,16 @@ impl Engine {
                 self.say(turn, &text)
             }
             "events" => self.events(turn, marker),
+            "usage" => {
+                let number = |name: &str, usual: u64| marker.number(name, usual).map_err(bad);
+                self.usage = Usage {
+                    input: number("in", Usage::USUAL.input)?,
+                    output: number("out", Usage::USUAL.output)?,
+                    read: number("read", Usage::USUAL.read)?,
+                    created: number("created", Usage::USUAL.created)?,
+                };
+                Ok(())
+            }
             "bash" | "append" | "tool" => self.tool(turn, marker),
             "error" => {
                 Err(Stop::Failed(marker.number("code", 500).map_err(bad)?, marker.text("scripted failure")))

@@ -1,0 +1,10 @@
+//! The fake engine, driven from outside as the runner drives it.
+
+#[cfg(test)]
+mod dialect;
+#[cfg(test)]
+mod driver;
+#[cfg(test)]
+mod faults;
+#[cfg(test)]
+mod sessions;
