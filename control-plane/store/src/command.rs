@@ -5,7 +5,9 @@
 use roundhouse_domain::agent_file::Trigger;
 use roundhouse_domain::conversation::ExternalId;
 use roundhouse_domain::event::NewEvent;
-use roundhouse_domain::id::{ConversationId, Epoch, MessageId, RequestId, RunnerId, SessionId, TurnId, WorkspaceId};
+use roundhouse_domain::id::{
+    ConversationId, Epoch, MessageId, RequestId, RunnerId, SessionId, TurnId, WorkspaceId,
+};
 use roundhouse_domain::outcome::{Outcome, TurnError};
 use roundhouse_domain::permission::Decision;
 use roundhouse_domain::runner::{RunnerClaims, RunnerInfo};

@@ -11,11 +11,13 @@
 mod command;
 mod error;
 mod hint;
+mod sqlite;
 mod store;
 mod view;
 
 pub use command::*;
 pub use error::{Error, Result, Unavailable};
 pub use hint::{Hint, Hints};
+pub use sqlite::SqliteStore;
 pub use store::Store;
 pub use view::*;

@@ -4,7 +4,9 @@ use async_trait::async_trait;
 use roundhouse_domain::agent_file::AgentSnapshot;
 use roundhouse_domain::conversation::Conversation;
 use roundhouse_domain::event::{NewEvent, StoredEvent};
-use roundhouse_domain::id::{ControlPlaneId, ConversationId, MessageId, RunnerId, SessionId, TurnId, WorkspaceId};
+use roundhouse_domain::id::{
+    ControlPlaneId, ConversationId, MessageId, RunnerId, SessionId, TurnId, WorkspaceId,
+};
 use roundhouse_domain::message::{Message, Position};
 use roundhouse_domain::outcome::{Outcome, TurnError};
 use roundhouse_domain::permission::Permission;
@@ -16,15 +18,15 @@ use roundhouse_domain::usage::Usage;
 use roundhouse_domain::workspace::{SlotHolder, Workspace};
 
 use crate::command::{
-    AcceptMessage, AgentMessage, AnswerPermission, AppendEvents, ChooseSession, CloseTurn, CreateConversation,
-    Diagnosis, FreeWorkspace, ListConversations, ListPermissions, ListSessions, Owner, RecordOpening,
-    RegisterRunner, ReplaceSession, RequestCancel, RetryTurn, SetArchived,
+    AcceptMessage, AgentMessage, AnswerPermission, AppendEvents, ChooseSession, CloseTurn,
+    CreateConversation, Diagnosis, FreeWorkspace, ListConversations, ListPermissions, ListSessions, Owner,
+    RecordOpening, RegisterRunner, ReplaceSession, RequestCancel, RetryTurn, SetArchived,
 };
 use crate::error::Result;
 use crate::hint::Hints;
 use crate::view::{
-    Accepted, AnswerOutcome, Appended, CancelOutcome, Changes, CloseOutcome, ConversationView, Created, Dispatch,
-    FreeOutcome, Page, Registered, SlotOutcome, WorkspaceView,
+    Accepted, AnswerOutcome, Appended, CancelOutcome, Changes, CloseOutcome, ConversationView, Created,
+    Dispatch, FreeOutcome, Page, Registered, SlotOutcome, WorkspaceView,
 };
 
 /// The durable state of the control plane.
@@ -100,7 +102,8 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// # Errors
     /// `NotFound`.
-    async fn list_messages(&self, id: &ConversationId, after_seq: u64, limit: usize) -> Result<Page<Message>>;
+    async fn list_messages(&self, id: &ConversationId, after_seq: u64, limit: usize)
+    -> Result<Page<Message>>;
 
     /// The shared history by position, after `after`. Waiting messages are not in it.
     ///
@@ -120,7 +123,12 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// # Errors
     /// `NotFound`.
-    async fn list_turns(&self, id: &ConversationId, after: Option<&TurnId>, limit: usize) -> Result<Page<Turn>>;
+    async fn list_turns(
+        &self,
+        id: &ConversationId,
+        after: Option<&TurnId>,
+        limit: usize,
+    ) -> Result<Page<Turn>>;
 
     /// What all turns of a conversation used.
     ///

@@ -1,0 +1,1 @@
+//! Tests of the implementation that the conformance suite cannot see.
