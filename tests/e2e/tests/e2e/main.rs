@@ -1,3 +1,70 @@
 //! The whole of Roundhouse from outside: real services, the real Claude Code, a scripted model as judge.
 
+#![expect(clippy::expect_used, reason = "a test fails by panicking, in what it calls, too")]
+
+mod cancel;
+mod command_line;
+mod damage;
+mod durability;
+mod grpc;
+mod hostile;
+mod permission;
+mod queue;
+mod requests;
+mod retry;
 mod smoke;
+
+use anyhow::{Context as _, ensure};
+use roundhouse_proto::{
+    control::v1::{GetTurnResponse, Turn, TurnStatus},
+    engine::v1::{Outcome, TerminalEvent, event_body::Kind},
+};
+use roundhouse_test_support::{BRIEF, Follower, NORMAL, Stack};
+
+/// The turn in an answer of GetTurn.
+fn turn_of(got: &GetTurnResponse) -> &Turn {
+    got.turn.as_ref().expect("GetTurn answers with the turn")
+}
+
+/// The text of a turn's answer. Empty if there is none.
+fn answer_of(got: &GetTurnResponse) -> &str {
+    got.answer.as_ref().map_or("", |message| message.text.as_str())
+}
+
+/// The terminal events of a turn, as a follower saw them.
+fn terminals(follower: &Follower, turn_id: &str) -> Vec<TerminalEvent> {
+    follower
+        .kinds(turn_id)
+        .into_iter()
+        .filter_map(|kind| match kind {
+            Kind::Terminal(terminal) => Some(terminal),
+            _ => None,
+        })
+        .collect()
+}
+
+/// Waits for a turn's end as its follower sees it; it must be this one, once, and the stream must have kept its promises.
+async fn expect_outcome(
+    stack: &Stack,
+    follower: &Follower,
+    turn_id: &str,
+    outcome: Outcome,
+) -> anyhow::Result<GetTurnResponse> {
+    let terminal = follower.wait_terminal(turn_id, NORMAL).await?;
+    ensure!(terminal.outcome() == outcome, "expected {outcome:?}, got {terminal:?}");
+    let got = stack.control.wait_end(turn_id, BRIEF).await?;
+    let wanted = match outcome {
+        Outcome::Completed => TurnStatus::Completed,
+        Outcome::Cancelled => TurnStatus::Cancelled,
+        Outcome::Failed => TurnStatus::Failed,
+        Outcome::Lost | Outcome::Unspecified => TurnStatus::Lost,
+    };
+    ensure!(
+        turn_of(&got).status() == wanted,
+        "the terminal event says {outcome:?}, the turn {:?}",
+        turn_of(&got)
+    );
+    ensure!(terminals(follower, turn_id).len() == 1, "more than one end: {:?}", terminals(follower, turn_id));
+    follower.check().with_context(|| format!("the stream of {turn_id}"))?;
+    Ok(got)
+}

@@ -85,11 +85,13 @@ fn unsafe_code_stays_in_the_process_crate() {
     let lint = format!("(unsafe{}", "_code");
     let complaints: Vec<String> = rust_files()
         .into_iter()
-        .filter(|(name, _)| !name.starts_with("engine-runner/process/"))
+        .filter(|(name, _)| {
+            !name.starts_with("engine-runner/process/") && !name.starts_with("tests/support/fake-engine/")
+        })
         .filter(|(_, text)| text.contains(&lint))
         .map(|(name, _)| format!("{name} lifts the lint against unsafe code"))
         .collect();
-    assert_none("unsafe code outside engine-runner/process", &complaints);
+    assert_none("unsafe code outside engine-runner/process and the tool that has to misbehave", &complaints);
 }
 
 #[test]

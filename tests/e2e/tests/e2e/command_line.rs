@@ -1,0 +1,1 @@
+//! The `roundhouse` command as people run it.
