@@ -23,7 +23,7 @@ pub struct Waiting {
     pub turn_id: TurnId,
     /// Its state.
     pub state: TurnState,
-    /// Its order: `seq` of its message, for a retry the order in which it was asked for comes with the turn.
+    /// Its order of arrival among the turns of its conversation.
     pub order: u64,
     /// The place its message has already: a retry's.
     pub position: Option<Position>,

@@ -1,1 +1,118 @@
-//! Tests of the parent module.
+//! Tests of session choice and watermarks.
+
+use std::collections::BTreeSet;
+
+use super::*;
+use crate::agent_file::{Effort, Permissions, Trigger};
+
+fn agent(prompt: &str) -> AgentSnapshot {
+    AgentSnapshot {
+        file: ".agents/coder.md".into(),
+        name: "coder".into(),
+        description: "writes code".into(),
+        engine: "claude-code".into(),
+        model: "opus".into(),
+        reasoning_effort: None,
+        permissions: Permissions::Ask,
+        enabled: true,
+        triggers: BTreeSet::from([Trigger::Manual]),
+        text: format!("---\nname: coder\n---\n{prompt}\n"),
+        sha256: String::new(),
+    }
+}
+
+fn conversation(n: u32) -> ConversationId {
+    ConversationId::parse(format!("cnv_{n}")).unwrap()
+}
+
+fn workspace(n: u32) -> WorkspaceId {
+    WorkspaceId::parse(format!("wsp_{n}")).unwrap()
+}
+
+fn session(n: u32, used: i64, agent: &AgentSnapshot) -> Session {
+    Session {
+        id: SessionId::parse(format!("ses_{n}")).unwrap(),
+        conversation_id: conversation(1),
+        workspace_id: workspace(1),
+        agent_name: agent.name.clone(),
+        engine: agent.engine.clone(),
+        model: agent.model.clone(),
+        prompt_sha256: agent.prompt_sha256(),
+        state: SessionState::Active,
+        native_ref: None,
+        watermark: Position::START,
+        replaces: None,
+        created_by: TurnId::parse("trn_1").unwrap(),
+        create_time: Timestamp(0),
+        use_time: Timestamp(used),
+    }
+}
+
+fn pick(sessions: &[Session], agent: &AgentSnapshot, prompt_change_on_resume: bool) -> Choice {
+    let (conversation_id, workspace_id) = (conversation(1), workspace(1));
+    let want = Want {
+        conversation_id: &conversation_id,
+        workspace_id: &workspace_id,
+        agent,
+        prompt_change_on_resume,
+    };
+    choose(sessions, &want, |from, to| (from, to) == ("sonnet", "opus"))
+}
+
+#[test]
+fn s10_each_difference_makes_a_session_incompatible() {
+    let agent = agent("Be brief.");
+    let good = session(1, 5, &agent);
+    let resume = Choice::Resume { session_id: good.id.clone(), prompt: PromptUse::Unchanged };
+    assert_eq!(pick(std::slice::from_ref(&good), &agent, true), resume);
+    let spoilers: [fn(&mut Session); 6] = [
+        |s| s.conversation_id = conversation(2),
+        |s| s.workspace_id = workspace(2),
+        |s| s.agent_name = "other".into(),
+        |s| s.engine = "codex".into(),
+        |s| s.model = "haiku".into(),
+        |s| s.state = SessionState::Unusable("gone".into()),
+    ];
+    for (index, spoil) in spoilers.iter().enumerate() {
+        let mut bad = good.clone();
+        spoil(&mut bad);
+        assert_eq!(
+            pick(&[bad], &agent, true),
+            Choice::New { prompt: PromptUse::Initial },
+            "difference {index}"
+        );
+    }
+}
+
+#[test]
+fn s10_a_model_that_the_engine_can_continue_with_is_compatible_and_the_last_used_one_is_taken() {
+    let agent = agent("Be brief.");
+    let (mut older, newer) = (session(1, 5, &agent), session(2, 9, &agent));
+    older.model = "sonnet".into();
+    let choice = pick(&[newer.clone(), older.clone()], &agent, true);
+    assert_eq!(choice, Choice::Resume { session_id: newer.id, prompt: PromptUse::Unchanged });
+    let choice = pick(std::slice::from_ref(&older), &agent, true);
+    assert_eq!(choice, Choice::Resume { session_id: older.id, prompt: PromptUse::Unchanged });
+}
+
+#[test]
+fn s11_effort_keeps_the_session_and_a_changed_prompt_says_what_it_did() {
+    let old = agent("Be brief.");
+    let existing = session(1, 5, &old);
+    let mut harder = old;
+    harder.reasoning_effort = Some(Effort::High);
+    let kept = Choice::Resume { session_id: existing.id.clone(), prompt: PromptUse::Unchanged };
+    assert_eq!(pick(std::slice::from_ref(&existing), &harder, false), kept);
+    let changed = agent("Be thorough.");
+    let applied = Choice::Resume { session_id: existing.id.clone(), prompt: PromptUse::AppliedOnResume };
+    assert_eq!(pick(std::slice::from_ref(&existing), &changed, true), applied);
+    assert_eq!(pick(&[existing], &changed, false), Choice::New { prompt: PromptUse::NewSession });
+}
+
+#[test]
+fn a_watermark_never_falls_and_moves_to_the_answer_only_when_the_turn_completed() {
+    assert_eq!(watermark_at_end(Position(4), true, Some(Position(5))), Position(5));
+    assert_eq!(watermark_at_end(Position(4), false, Some(Position(5))), Position(4));
+    assert_eq!(watermark_at_end(Position(4), true, None), Position(4));
+    assert_eq!(watermark_at_end(Position(9), true, Some(Position(5))), Position(9));
+}
