@@ -70,8 +70,7 @@ async fn killed_mid_tool(victim: Victim) -> anyhow::Result<()> {
     let mut stack = Stack::start().await?;
     let conversation = stack.conversation().await?;
     let follower = stack.control.follow(&conversation);
-    let tool =
-        "echo ran >> runs; until test -e go; do sleep 0.1; done; echo out-of-the-tool";
+    let tool = "echo ran >> runs; until test -e go; do sleep 0.1; done; echo out-of-the-tool";
     let text = format!("[[bash:{tool}]][[text:the tool is through]] use it");
     let turn = stack.control.begin(&conversation, &text).await?;
     wait_until("the tool runs", NORMAL, || stack.workspace.lines("runs") == 1).await?;

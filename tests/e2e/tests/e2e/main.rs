@@ -8,6 +8,7 @@ mod damage;
 mod durability;
 mod grpc;
 mod hostile;
+mod misbehaviour;
 mod permission;
 mod queue;
 mod requests;
