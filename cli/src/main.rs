@@ -1,3 +1,53 @@
-//! The roundhouse command line.
+//! The roundhouse command line: a client of the control plane's public API.
+//!
+//! `up` and `demo` start both services as children of this same executable (`__control-plane`, `__runner`), so that
+//! each can be killed alone. All other commands speak gRPC and nothing else.
 
-fn main() {}
+mod args;
+mod client;
+mod commands;
+mod events;
+mod exit;
+mod json;
+mod output;
+mod status;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+use crate::args::Cli;
+use crate::exit::Exit;
+use crate::output::{Format, Output};
+use crate::status::Failure;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are data; everything else goes to standard error. A closed stream loses it.
+            let _ = error.print();
+            return if error.use_stderr() { Exit::Usage.into() } else { Exit::Done.into() };
+        }
+    };
+    let output = Output::new(if cli.global.json { Format::Json } else { Format::Human });
+    let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(output, &Failure::new(Exit::Failed, format!("no runtime: {error}"))),
+    };
+    let result = runtime.block_on(commands::run(cli, output));
+    runtime.shutdown_background();
+    match result {
+        Ok(exit) => exit.into(),
+        Err(failure) => fail(output, &failure),
+    }
+}
+
+fn fail(output: Output, failure: &Failure) -> ExitCode {
+    if output.is_json() {
+        output.note(&failure.json().to_string());
+    } else {
+        output.note(&failure.human());
+    }
+    failure.exit.into()
+}

@@ -1,0 +1,450 @@
+//! The command line as a tree, with its help.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
+
+use crate::exit;
+
+const LONG_ABOUT: &str = "\
+Roundhouse keeps coding agents: conversations that outlive their engines.
+
+A message sent here is worked on by the engine that its agent names (Claude Code, for one), where the \
+workspace lies, and can be followed, cancelled and continued from anywhere.
+
+  roundhouse demo                  see it work, without a key
+  roundhouse up                    start both services here
+  roundhouse send --wait --agent reviewer \"What does this repository do?\"";
+
+const AFTER_LONG: &str = "\
+Data goes to standard output, everything else to standard error. With --json a command prints one JSON value, \
+a stream one value a line, and an error is one JSON value {\"error\":{exit_code, code, reason, message, \
+violations, next, retry_after_ms, metadata}} on standard error. In JSON, what is absent is null, times are RFC 3339 \
+in UTC, and names of states are those of the protocol without their prefix.";
+
+/// Keeps coding agents: conversations that outlive their engines.
+#[derive(Debug, Parser)]
+#[command(
+    name = "roundhouse",
+    version,
+    long_about = LONG_ABOUT,
+    after_help = exit::TABLE,
+    after_long_help = format!("{AFTER_LONG}\n\n{}", exit::TABLE),
+    arg_required_else_help = true,
+    propagate_version = false,
+    disable_help_subcommand = false
+)]
+pub(crate) struct Cli {
+    /// What applies everywhere.
+    #[command(flatten)]
+    pub(crate) global: Global,
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What applies everywhere.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Global {
+    /// The control plane [default: client.server of the configuration, http://127.0.0.1:7450]
+    #[arg(
+        long,
+        global = true,
+        env = "ROUNDHOUSE_SERVER",
+        value_name = "URL",
+        help_heading = "Global options"
+    )]
+    pub(crate) server: Option<String>,
+    /// Print JSON for programs instead of text for people
+    #[arg(long, global = true, help_heading = "Global options")]
+    pub(crate) json: bool,
+    /// The configuration file [default: roundhouse.toml in the configuration directory, if it is there]
+    #[arg(
+        long,
+        global = true,
+        env = "ROUNDHOUSE_CONFIG",
+        value_name = "FILE",
+        help_heading = "Global options"
+    )]
+    pub(crate) config: Option<PathBuf>,
+    /// A setting over file and environment, such as runner.idle_timeout=5m (may be repeated)
+    #[arg(long = "set", global = true, value_name = "SECTION.KEY=VALUE", help_heading = "Global options")]
+    pub(crate) settings: Vec<String>,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Send a message, and with --wait follow its turn to the end
+    ///
+    /// Without --conversation a new conversation is made. When a turn of the conversation is at work the message
+    /// waits. A repeat under the same --request-id is answered like the first time and starts nothing.
+    #[command(after_long_help = "JSON: {\"conversation_id\", \"message\": {...}, \"turn\": {...}, \
+        \"repeated_request\"}; with --wait also {\"answer\": {...} or null}, when the turn has ended")]
+    Send(SendArgs),
+    /// Show what happens in a conversation: everything kept, and with --follow what comes
+    ///
+    /// When the connection is lost it is taken up again after the last event, without gap or repeat.
+    #[command(
+        after_long_help = "JSON: one value a line: {\"cursor\", \"at\", \"kind\": turn_event | message | turn \
+        | session | partial | partial_reset, ...}. A turn_event has turn_id, seq, event (the kind) and body"
+    )]
+    Events(EventsArgs),
+    /// Cancel a turn; what it has written so far is kept, nothing in the workspace is undone
+    #[command(after_long_help = "JSON: {\"turn\": {...}, \"already_ended\": bool}")]
+    Cancel(CancelArgs),
+    /// Try a conversation's last turn again, after it failed, was lost or was cancelled
+    #[command(after_long_help = "JSON: {\"turn\": {...}}; with --wait also {\"answer\": {...} or null}")]
+    Retry(RetryArgs),
+    /// Conversations: list, show, create, archive
+    #[command(subcommand)]
+    Conversations(ConversationsCommand),
+    /// The messages of a conversation, by order of arrival
+    #[command(after_long_help = "JSON: {\"messages\": [{...}], \"has_more\": bool}")]
+    Messages(MessagesArgs),
+    /// The turns of a conversation, or one turn with its messages
+    #[command(
+        after_long_help = "JSON: {\"turns\": [{...}]}; of one turn {\"turn\", \"message\", \"answer\", \
+        \"duration_ms\", \"waiting\"}"
+    )]
+    Turns(TurnsArgs),
+    /// The native sessions of the engines
+    #[command(after_long_help = "JSON: {\"sessions\": [{...}]}; of one session {\"session\": {...}}")]
+    Sessions(SessionsArgs),
+    /// The engine runners, with their roots and engines
+    #[command(after_long_help = "JSON: {\"runners\": [{...}]}")]
+    Runners,
+    /// The workspaces that turns have used, and who holds them
+    #[command(subcommand)]
+    Workspaces(WorkspacesCommand),
+    /// Agent files: list those of a workspace, validate some
+    #[command(subcommand)]
+    Agents(AgentsCommand),
+    /// Permission requests: list, allow, deny
+    #[command(subcommand)]
+    Permissions(PermissionsCommand),
+    /// Check that everything is in place, and say what is not
+    #[command(
+        after_long_help = "JSON: {\"checks\": [{\"name\", \"result\": ok | warning | failed, \"detail\", \
+        \"next\"}]}. Exit code 1 when a check failed"
+    )]
+    Doctor,
+    /// Engine CLIs: list them, install the pinned ones
+    #[command(subcommand)]
+    Engines(EnginesCommand),
+    /// The configuration: check it, show it
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// Print a completion script for a shell
+    ///
+    /// For bash: `source <(roundhouse completions bash)`
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+}
+
+/// Of `send`.
+#[derive(Debug, Args)]
+pub(crate) struct SendArgs {
+    /// The text; - reads it from standard input. It is never taken for a command
+    pub(crate) text: String,
+    /// Follow the turn to its end: the answer on standard output, the rest on standard error
+    #[arg(long, short)]
+    pub(crate) wait: bool,
+    /// The conversation: its id, or PROJECT:PROVIDER:ID (made if it is not there) [default: a new one]
+    #[arg(long, short, value_name = "CONVERSATION")]
+    pub(crate) conversation: Option<String>,
+    /// The agent that is to answer [default: the conversation's]
+    #[arg(long, short)]
+    pub(crate) agent: Option<String>,
+    /// Where: an id, RUNNER:PATH, or a path when one runner is known [default: the conversation's, else the current
+    /// directory]
+    #[arg(long, short = 'C')]
+    pub(crate) workspace: Option<String>,
+    /// Makes a repeat harmless; letters, digits, _ and - [default: a fresh one]
+    #[arg(long, value_name = "ID")]
+    pub(crate) request_id: Option<String>,
+    /// The sender's name [default: user]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) actor: Option<String>,
+}
+
+/// Of `events`.
+#[derive(Debug, Args)]
+pub(crate) struct EventsArgs {
+    /// The conversation: its id, or PROJECT:PROVIDER:ID
+    pub(crate) conversation: String,
+    /// Go on with what comes, until Ctrl-C (or the turn's end, with --turn)
+    #[arg(long, short)]
+    pub(crate) follow: bool,
+    /// Begin after this cursor [default: with the oldest event kept]
+    #[arg(long, value_name = "CURSOR")]
+    pub(crate) after: Option<String>,
+    /// Show unfinished text, too
+    #[arg(long)]
+    pub(crate) partials: bool,
+    /// Only this turn
+    #[arg(long, value_name = "TURN")]
+    pub(crate) turn: Option<String>,
+}
+
+/// Of `cancel`.
+#[derive(Debug, Args)]
+pub(crate) struct CancelArgs {
+    /// The turn
+    pub(crate) turn: String,
+    /// Wait until it has ended
+    #[arg(long, short)]
+    pub(crate) wait: bool,
+    /// Makes a repeat harmless [default: a fresh one]
+    #[arg(long, value_name = "ID")]
+    pub(crate) request_id: Option<String>,
+}
+
+/// Of `retry`.
+#[derive(Debug, Args)]
+pub(crate) struct RetryArgs {
+    /// The turn to try again
+    pub(crate) turn: String,
+    /// Follow the new turn to its end
+    #[arg(long, short)]
+    pub(crate) wait: bool,
+    /// Makes a repeat harmless [default: a fresh one]
+    #[arg(long, value_name = "ID")]
+    pub(crate) request_id: Option<String>,
+}
+
+/// Of `conversations`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConversationsCommand {
+    /// List conversations, the last used first
+    #[command(after_long_help = "JSON: {\"conversations\": [{...}], \"next_page_token\"}")]
+    List {
+        /// List archived ones, too
+        #[arg(long)]
+        archived: bool,
+        /// Only those that want a person: a permission, a failed or lost turn, a workspace that is held
+        #[arg(long)]
+        attention: bool,
+        #[command(flatten)]
+        page: Page,
+    },
+    /// Show one conversation, with what wants a person
+    #[command(after_long_help = "JSON: {\"conversation\": {...}}")]
+    Show {
+        /// Its id, or PROJECT:PROVIDER:ID
+        conversation: String,
+    },
+    /// Make a conversation, or get the one with this external id
+    #[command(after_long_help = "JSON: {\"conversation\": {...}, \"created\": bool}")]
+    Create {
+        /// Its name elsewhere, as PROJECT:PROVIDER:ID
+        #[arg(long, value_name = "PROJECT:PROVIDER:ID")]
+        external_id: Option<String>,
+        /// A title for people
+        #[arg(long, default_value = "")]
+        title: String,
+        /// Where its first message goes [default: named by that message]
+        #[arg(long, short = 'C')]
+        workspace: Option<String>,
+        /// The agent of its first message [default: named by that message]
+        #[arg(long, short)]
+        agent: Option<String>,
+        /// Makes a repeat harmless [default: a fresh one]
+        #[arg(long, value_name = "ID")]
+        request_id: Option<String>,
+    },
+    /// Set the archived flag; what runs and waits goes on, and sending takes the flag away
+    #[command(after_long_help = "JSON: {\"conversation\": {...}}")]
+    Archive {
+        /// Its id, or PROJECT:PROVIDER:ID
+        conversation: String,
+        /// Take the flag away instead
+        #[arg(long)]
+        undo: bool,
+    },
+}
+
+/// Paging.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Page {
+    /// How many at most, 1 to 200
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=200))]
+    pub(crate) limit: u32,
+    /// Go on where the last page ended
+    #[arg(long, value_name = "TOKEN")]
+    pub(crate) page_token: Option<String>,
+}
+
+/// Of `messages`.
+#[derive(Debug, Args)]
+pub(crate) struct MessagesArgs {
+    /// The conversation: its id, or PROJECT:PROVIDER:ID
+    pub(crate) conversation: String,
+    /// Begin after this seq
+    #[arg(long, default_value_t = 0, value_name = "SEQ")]
+    pub(crate) after: u64,
+    /// How many at most, 1 to 200
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=200))]
+    pub(crate) limit: u32,
+}
+
+/// Of `turns`.
+#[derive(Debug, Args)]
+pub(crate) struct TurnsArgs {
+    /// A conversation (its id, or PROJECT:PROVIDER:ID), or a turn
+    pub(crate) of: String,
+    #[command(flatten)]
+    pub(crate) page: Page,
+}
+
+/// Of `sessions`.
+#[derive(Debug, Args)]
+pub(crate) struct SessionsArgs {
+    /// A conversation (its id, or PROJECT:PROVIDER:ID), or a session [default: all]
+    pub(crate) of: Option<String>,
+    #[command(flatten)]
+    pub(crate) page: Page,
+}
+
+/// Of `workspaces`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum WorkspacesCommand {
+    /// List workspaces, with who holds them
+    #[command(after_long_help = "JSON: {\"workspaces\": [{...}]}")]
+    List {
+        /// Only of this runner
+        #[arg(long)]
+        runner: Option<String>,
+    },
+    /// Free a workspace that a lost turn holds, when nothing works there any more
+    #[command(after_long_help = "JSON: {\"workspace\": {...}}")]
+    Free {
+        /// The workspace's id
+        workspace: String,
+        /// The lost turn that holds it
+        #[arg(long)]
+        turn: String,
+        /// Why, for the record
+        #[arg(long)]
+        reason: String,
+    },
+}
+
+/// Of `agents`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum AgentsCommand {
+    /// List the agents of a workspace; a bad file is named beside the good ones
+    #[command(
+        after_long_help = "JSON: {\"workspace_id\", \"agents\": [{...}], \"problems\": [{file_name, line, \
+        field, message}]}"
+    )]
+    List {
+        /// An id, RUNNER:PATH, or a path when one runner is known [default: the current directory]
+        #[arg(long, short = 'C')]
+        workspace: Option<String>,
+    },
+    /// Check agent files, and name everything that is wrong; exit code 3 when something is
+    #[command(
+        after_long_help = "JSON: {\"agents\": [{...}], \"problems\": [{file_name, line, field, message}]}"
+    )]
+    Validate {
+        /// Files to check [default: those of the workspace]
+        files: Vec<PathBuf>,
+        /// An id, RUNNER:PATH, or a path when one runner is known [default: the current directory]
+        #[arg(long, short = 'C', conflicts_with = "files")]
+        workspace: Option<String>,
+    },
+}
+
+/// Of `permissions`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum PermissionsCommand {
+    /// List permission requests that wait for an answer
+    #[command(after_long_help = "JSON: {\"permissions\": [{...}], \"next_page_token\"}")]
+    List {
+        /// Only of this conversation: its id, or PROJECT:PROVIDER:ID
+        #[arg(long, short)]
+        conversation: Option<String>,
+        /// List decided ones, too
+        #[arg(long)]
+        all: bool,
+        #[command(flatten)]
+        page: Page,
+    },
+    /// Allow what is asked; the first answer wins
+    #[command(
+        after_long_help = "JSON: {\"permission\": {...}, \"accepted\": bool}. Exit code 4 when another answer \
+        was first"
+    )]
+    Allow {
+        /// The request's id
+        request: String,
+    },
+    /// Deny what is asked; the first answer wins
+    #[command(
+        after_long_help = "JSON: {\"permission\": {...}, \"accepted\": bool}. Exit code 4 when another answer \
+        was first"
+    )]
+    Deny {
+        /// The request's id
+        request: String,
+        /// Told to the engine with the denial
+        #[arg(long, default_value = "")]
+        feedback: String,
+    },
+}
+
+/// Of `engines`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum EnginesCommand {
+    /// List the engines of every runner: version, login, what they can do
+    #[command(after_long_help = "JSON: {\"runners\": [{\"runner_id\", \"engines\": [{...}]}]}")]
+    List,
+}
+
+/// Of `config`.
+#[derive(Debug, Clone, Copy, Subcommand)]
+pub(crate) enum ConfigCommand {
+    /// Check file, environment and settings, and name everything that is wrong
+    #[command(
+        after_long_help = "JSON: {\"valid\": bool, \"problems\": [{\"layer\", \"key\", \"message\"}]}. Exit \
+        code 3 when something is wrong"
+    )]
+    Check,
+    /// Show what is in force, defaults included; secrets are masked
+    #[command(after_long_help = "JSON: the same keys as the TOML file")]
+    Show,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_tree_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_and_argument_says_what_it_is() {
+        fn check(command: &clap::Command, path: &str) {
+            assert!(command.get_about().is_some(), "{path} has no help");
+            for argument in command.get_arguments() {
+                assert!(argument.get_help().is_some(), "{path} {} has no help", argument.get_id());
+            }
+            let leaf = command.get_subcommands().next().is_none();
+            let says_json =
+                command.get_after_long_help().is_some_and(|help| help.to_string().contains("JSON"));
+            assert!(!leaf || says_json || path.ends_with("completions"), "{path} does not document its JSON");
+            for sub in command.get_subcommands() {
+                check(sub, &format!("{path} {}", sub.get_name()));
+            }
+        }
+        check(&Cli::command(), "roundhouse");
+    }
+}

@@ -1,0 +1,222 @@
+//! `doctor`: is everything in place, and if not, what to do.
+
+use std::time::Duration;
+
+use roundhouse_proto::control::v1 as control;
+use roundhouse_proto::engine::v1 as engine;
+use serde_json::json;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+
+use crate::args::Global;
+use crate::client::{Client, call};
+use crate::commands::engines::{login, version};
+use crate::commands::{configuration, server};
+use crate::exit::Exit;
+use crate::json as shapes;
+use crate::output::Output;
+use crate::status::Failure;
+
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How a check came out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    Ok,
+    Warning,
+    Failed,
+}
+
+/// One check.
+#[derive(Debug)]
+struct Check {
+    name: String,
+    verdict: Verdict,
+    detail: String,
+    next: Option<String>,
+}
+
+#[derive(Debug, Default)]
+struct Checks(Vec<Check>);
+
+impl Checks {
+    fn add(
+        &mut self,
+        verdict: Verdict,
+        name: impl Into<String>,
+        detail: impl Into<String>,
+        next: Option<&str>,
+    ) {
+        let next = next.map(str::to_owned);
+        self.0.push(Check { name: name.into(), verdict, detail: detail.into(), next });
+    }
+
+    fn ok(&mut self, name: impl Into<String>, detail: impl Into<String>) {
+        self.add(Verdict::Ok, name, detail, None);
+    }
+
+    fn warn(&mut self, name: impl Into<String>, detail: impl Into<String>, next: &str) {
+        self.add(Verdict::Warning, name, detail, Some(next));
+    }
+
+    fn fail(&mut self, name: impl Into<String>, detail: impl Into<String>, next: &str) {
+        self.add(Verdict::Failed, name, detail, Some(next));
+    }
+}
+
+pub(crate) async fn run(global: &Global, output: Output) -> Result<Exit, Failure> {
+    let mut checks = Checks::default();
+    match configuration(global) {
+        Ok(_) => checks.ok("configuration", "valid"),
+        Err(failure) => checks.fail("configuration", failure.human(), "`roundhouse config check`"),
+    }
+    programs(&mut checks).await;
+    control_plane(global, &mut checks).await;
+
+    let failed = checks.0.iter().any(|check| check.verdict == Verdict::Failed);
+    output.result(
+        || {
+            let checks: Vec<_> = checks
+                .0
+                .iter()
+                .map(|check| {
+                    json!({
+                        "name": check.name, "result": word(check.verdict), "detail": check.detail, "next": check.next,
+                    })
+                })
+                .collect();
+            json!({"checks": checks})
+        },
+        || checks.0.iter().map(line).collect::<Vec<_>>().join("\n"),
+    );
+    Ok(if failed { Exit::Failed } else { Exit::Done })
+}
+
+const fn word(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Ok => "ok",
+        Verdict::Warning => "warning",
+        Verdict::Failed => "failed",
+    }
+}
+
+fn line(check: &Check) -> String {
+    let next = check.next.as_ref().map(|next| format!("\n           next: {next}")).unwrap_or_default();
+    format!("{:8}  {}: {}{next}", word(check.verdict), check.name, check.detail)
+}
+
+/// The programs that this host should have.
+async fn programs(checks: &mut Checks) {
+    for (program, why) in [("git", "workspaces"), ("npm", "`roundhouse engines install`")] {
+        match first_line_of(program).await {
+            Some(version) => checks.ok(program, version),
+            None => checks.warn(program, "not found", &format!("install it if this host needs it for {why}")),
+        }
+    }
+}
+
+async fn first_line_of(program: &str) -> Option<String> {
+    let mut command = tokio::process::Command::new(program);
+    command.arg("--version").stdin(std::process::Stdio::null()).kill_on_drop(true);
+    let answer = tokio::time::timeout(PROBE_TIMEOUT, command.output()).await.ok()?.ok()?;
+    let text = String::from_utf8_lossy(&answer.stdout);
+    text.lines().next().filter(|_| answer.status.success()).map(str::to_owned)
+}
+
+async fn control_plane(global: &Global, checks: &mut Checks) {
+    let Ok(server) = server(global) else { return };
+    let client = match Client::new(&server) {
+        Ok(client) => client,
+        Err(failure) => return checks.fail("control plane", failure.message.clone(), "correct --server"),
+    };
+    let health =
+        HealthClient::new(client.channel()).check(call(HealthCheckRequest { service: String::new() })).await;
+    match health {
+        Ok(answer) if answer.get_ref().status == ServingStatus::Serving as i32 => {
+            checks.ok("control plane", format!("serves at {server}"));
+        }
+        Ok(_) => checks.fail("control plane", format!("{server} does not serve now"), "look at its log"),
+        Err(status) => {
+            let failure = Failure::from(status);
+            let next = failure.next.clone().unwrap_or_default();
+            return checks.fail("control plane", format!("{server}: {}", failure.message), &next);
+        }
+    }
+    match client.runners().list_runners(call(control::ListRunnersRequest {})).await {
+        Ok(answer) => runners(&answer.into_inner().runners, checks),
+        Err(status) => {
+            let failure = Failure::from(status);
+            checks.fail(
+                "runners",
+                failure.message.clone(),
+                failure.next.as_deref().unwrap_or("look at its log"),
+            );
+        }
+    }
+}
+
+fn runners(runners: &[control::Runner], checks: &mut Checks) {
+    if runners.is_empty() {
+        checks.fail(
+            "runners",
+            "none is known",
+            "start one: `roundhouse up`, or `engine-runner --control-plane URL`",
+        );
+    }
+    for runner in runners {
+        let name = format!("runner {}", runner.hostname);
+        let state = shapes::runner_state(runner.state);
+        match control::runner::State::try_from(runner.state) {
+            Ok(control::runner::State::Online) => checks.ok(&name, format!("online, {}", runner.runner_id)),
+            Ok(control::runner::State::Draining) => {
+                checks.warn(&name, "takes no new turns", "register it again, or wait until it stops");
+            }
+            Ok(
+                control::runner::State::Away
+                | control::runner::State::Lost
+                | control::runner::State::Unspecified,
+            )
+            | Err(_) => {
+                checks.fail(&name, state.to_lowercase(), "is the engine-runner on that host alive?");
+                continue;
+            }
+        }
+        if runner.roots.is_empty() {
+            checks.fail(&name, "has no root: no workspace can be used", "name directories with runner.roots");
+        }
+        match engine::IsolationLevel::try_from(runner.isolation) {
+            Ok(engine::IsolationLevel::PidNamespace) => {
+                checks.ok(format!("{name}, isolation"), "PID namespace")
+            }
+            Ok(engine::IsolationLevel::Subreaper | engine::IsolationLevel::None) => checks.warn(
+                format!("{name}, isolation"),
+                format!(
+                    "{}: processes that an engine hides may survive a cancel",
+                    shapes::isolation(runner.isolation)
+                ),
+                "allow user and PID namespaces to the runner",
+            ),
+            Ok(engine::IsolationLevel::Unspecified) | Err(_) => {}
+        }
+        for engine in &runner.engines {
+            self::engine(&name, engine, checks);
+        }
+    }
+}
+
+fn engine(runner: &str, engine: &engine::Engine, checks: &mut Checks) {
+    let name = format!("{runner}, {}", engine.name);
+    if !engine.installed {
+        return checks.warn(name, "not installed", "`roundhouse engines install` on that host");
+    }
+    let detail = format!("{}, {}", version(engine), login(engine));
+    if engine.login == engine::LoginKind::None as i32 || engine.login == engine::LoginKind::Unspecified as i32
+    {
+        checks.warn(name, detail, "log in, or configure a key under [engines.<name>]");
+    } else if !engine.pinned_version.is_empty() && engine.version != engine.pinned_version {
+        checks.warn(name, detail, "`roundhouse engines install` installs the tested version");
+    } else {
+        checks.ok(name, detail);
+    }
+}
