@@ -1,0 +1,14 @@
+//! The scripted model from outside: with a plain HTTP client, and with the real CLI.
+
+#[cfg(test)]
+mod claude;
+#[cfg(test)]
+mod cli;
+#[cfg(test)]
+mod client;
+#[cfg(test)]
+mod control;
+#[cfg(test)]
+mod faults;
+#[cfg(test)]
+mod replies;
