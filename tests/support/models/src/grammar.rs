@@ -21,7 +21,7 @@
 //! | `[[write path=FILE:CONTENT]]` | a Write call (an absolute path) |
 //! | `[[read:FILE]]` | a Read call |
 //! | `[[tool name=NAME:JSON]]` | any tool call with this input (absent: `{}`) |
-//! | `[[and]]` | the tool call after it joins the one before it in one message |
+//! | `[[and]]` | the tool call after it joins the one before it in one message (the CLI may run both at once) |
 //! | `[[next]]` | what follows answers the next request |
 //! | `[[usage in=N out=N read=N created=N]]` | token counts of this reply (100, 25, 20, 10) |
 //! | `[[max_tokens:T]]` | says T and ends with `max_tokens` |

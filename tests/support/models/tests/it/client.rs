@@ -36,7 +36,7 @@ impl Answer {
     }
 
     async fn more(&mut self) {
-        let mut piece = [0; 65_536];
+        let mut piece = vec![0; 65_536];
         match timeout(LIMIT, self.socket.read(&mut piece)).await.expect("bytes or the end in time") {
             Ok(0) | Err(_) => self.ended = true,
             Ok(n) => self.got.extend_from_slice(&piece[..n]),
