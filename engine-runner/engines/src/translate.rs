@@ -12,7 +12,8 @@
 //! 2. For a fresh process write every line of [`Translator::opening`] through the keeper, under its op id.
 //! 3. Feed each frame of the turn's segment, in order, to [`Translator::feed`], and act on the outputs:
 //!    * [`Output::Opened`]: StartOrResume answers now. [`Output::OpenFailed`]: it answers UNUSABLE or a
-//!      status, or tries once more as `retry_as` says. No `TurnEnded` follows an `OpenFailed`.
+//!      status, or tries once more as `retry_as` says. No `TurnEnded` follows an `OpenFailed`. The process
+//!      may still be there: see it out before another is started on the session.
 //!    * [`Output::Event`]: number it (spool, frame, ordinal), journal it, publish it.
 //!    * [`Output::Partial`], [`Output::PartialReset`]: pass them on live; never journal them.
 //!    * [`Output::Accepted`]: journal `phase{accepted}` with the message id of that delivery.
@@ -20,7 +21,8 @@
 //!    * [`Output::Committed`]: the native session is now known to be resumable: record that.
 //!    * [`Output::DeliveryEnded`]: for steering.
 //!    * [`Output::MustStop`]: begin the ladder at SIGTERM.
-//!    * [`Output::Settling`]: start the settle timer; when it runs out call [`Translator::settle`].
+//!    * [`Output::Settling`]: start the settle timer, and start it anew at each frame that counts as activity;
+//!      when it runs out call [`Translator::settle`]. Nearly every turn settles for a moment, so it is no event.
 //!    * [`Output::TurnEnded`]: exactly once. The engine is idle or gone. The runner writes `terminal`, with
 //!      its own outcome in place when it had stored a cancel or hit a timer: the translator sees frames,
 //!      not intentions. A `Failed` with `accepted` false and reason SESSION_UNUSABLE is not terminal: the

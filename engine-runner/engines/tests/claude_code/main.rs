@@ -1,10 +1,14 @@
 //! The adapter of Claude Code against what the real CLI printed.
 
-#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test says what it expects by failing")]
+#![expect(clippy::unwrap_used, reason = "a test says what it expects by failing")]
 
+mod content;
+mod ending;
+mod failing;
 mod launch;
-mod pitfalls;
+mod opening;
 mod properties;
 mod recorded;
 mod stdin;
+mod stopping;
 mod support;

@@ -4,8 +4,8 @@
 use std::{fmt::Write as _, fs, path::PathBuf};
 
 use roundhouse_engines::{
-    Carry, Event, Exit, Failure, Frame, FrameBody, NativeRef, OpenMode, Output, Translator, TranslatorOpen,
-    TurnEnd, TurnOutcome, adapter,
+    Adapter, Carry, Event, Exit, Failure, Frame, FrameBody, NativeRef, OpenMode, Output, Translator,
+    TranslatorOpen, TurnEnd, TurnOutcome, adapter,
     event::{Notice, NoticeKind},
 };
 use serde_json::{Value, json};
@@ -79,7 +79,11 @@ pub(crate) fn translator(open: &TranslatorOpen) -> Box<dyn Translator> {
 }
 
 fn opening_of(name: &str) -> OpenMode {
-    if name.starts_with("resume") { OpenMode::Resume } else { OpenMode::Start }
+    if name.starts_with("resume") || name.starts_with("perm_resume") {
+        OpenMode::Resume
+    } else {
+        OpenMode::Start
+    }
 }
 
 /// A whole recorded run.
@@ -139,6 +143,9 @@ pub(crate) fn transcript(name: &str) -> Run {
         }
         wrapped.push(&line);
         wrapped.after(&line);
+        if name.starts_with("sig_int") && line["subtype"] == "init" {
+            wrapped.frames.push(Owned::Signal(2));
+        }
     }
     if name.starts_with("sig_term") || name.starts_with("sig_kill") {
         wrapped.frames.push(Owned::Signal(15));
@@ -411,4 +418,25 @@ pub(crate) fn begun() -> Vec<Owned> {
 /// Plays frames made by hand, as a session that is started.
 pub(crate) fn play_frames(frames: Vec<Owned>) -> Vec<Told> {
     play(&Run { frames, open: open(Some(OpenMode::Start), NATIVE) })
+}
+
+/// Another delivery, or another session.
+pub(crate) const SECOND: &str = "22222222-2222-5333-8444-555555555555";
+
+pub(crate) fn claude() -> &'static dyn Adapter {
+    adapter("claude-code").unwrap()
+}
+
+/// A recorded run, played.
+pub(crate) fn run(name: &str) -> Vec<Told> {
+    play(&recording(name))
+}
+
+pub(crate) fn position(told: &[Told], what: impl Fn(&Output) -> bool) -> usize {
+    told.iter().position(|(_, _, output)| what(output)).unwrap_or_else(|| panic!("{}", render(told)))
+}
+
+/// How a turn made by hand ends well.
+pub(crate) fn closing(text: &str) -> Vec<Owned> {
+    vec![result(text), lifecycle(DELIVERY, "completed"), state("idle")]
 }

@@ -4,6 +4,8 @@
 //! before its stop. Blocks are named by message and index, so that the line replaces the partial text. When a
 //! stream breaks, the engine says from which block on it threw text away.
 
+use std::collections::HashSet;
+
 use crate::{
     event::ItemKey,
     limit,
@@ -50,6 +52,8 @@ pub(super) struct Unfinished {
 #[derive(Debug, Default)]
 pub(super) struct Items {
     lanes: Vec<Lane>,
+    /// The items whose whole text was told. Their names are never used again.
+    told: HashSet<ItemKey>,
 }
 
 fn key(message: &str, index: u64) -> ItemKey {
@@ -110,8 +114,12 @@ impl Items {
         text: &str,
     ) -> Option<Partial> {
         self.start(parent, index, kind);
-        let lane = self.lane(parent)?;
-        let item = key(&lane.message, index);
+        let place = self.lanes.iter().position(|lane| lane.parent.as_deref() == parent)?;
+        let item = key(&self.lanes[place].message, index);
+        if self.told.contains(&item) {
+            return None;
+        }
+        let lane = &mut self.lanes[place];
         let block = lane.blocks.iter_mut().find(|block| block.index == index && !block.finished)?;
         let offset = block.length;
         block.length += text.len() as u64;
@@ -142,9 +150,18 @@ impl Items {
         out: &mut Vec<Output>,
     ) -> ItemKey {
         self.turn_to(parent, message, out);
-        let Some(lane) = self.lane(parent) else { return key(message, 0) };
+        let place = self.lanes.iter().position(|lane| lane.parent.as_deref() == parent);
+        let mut index = place.map_or(0, |place| Self::finish_block(&mut self.lanes[place], kind));
+        while !self.told.insert(key(message, index)) {
+            index += 1;
+        }
+        key(message, index)
+    }
+
+    /// The index of the block that a final line of this kind finishes.
+    fn finish_block(lane: &mut Lane, kind: BlockKind) -> u64 {
         let streamed = lane.blocks.iter_mut().find(|block| !block.finished && block.kind == kind);
-        let index = match streamed {
+        match streamed {
             Some(block) => {
                 block.finished = true;
                 block.text = String::new();
@@ -156,8 +173,7 @@ impl Items {
                 lane.blocks.push(Block { index, kind, text: String::new(), length: 0, finished: true });
                 index
             }
-        };
-        key(message, index)
+        }
     }
 
     /// Takes out every block that has text and will get no final line.
@@ -165,7 +181,8 @@ impl Items {
         let mut left = Vec::new();
         for lane in std::mem::take(&mut self.lanes) {
             for block in lane.blocks {
-                if !block.finished && block.kind != BlockKind::Other && !block.text.is_empty() {
+                let open = !block.finished && block.kind != BlockKind::Other && !block.text.is_empty();
+                if open && self.told.insert(key(&lane.message, block.index)) {
                     left.push(Unfinished {
                         key: key(&lane.message, block.index),
                         kind: block.kind,

@@ -205,7 +205,6 @@ impl ClaudeTranslator {
         if wire::text(line, "state") != Some("idle") {
             // "running", and "requires_action" while a permission is open.
             self.engine = EngineState::Busy;
-            self.settling = false;
             return;
         }
         self.engine = EngineState::Idle;
@@ -347,6 +346,8 @@ impl ClaudeTranslator {
                 let text = wire::text_or(block, "text", "");
                 if parent.is_none() {
                     join(&mut self.said, &mut self.said_bytes, text);
+                    let room = limit::ANSWER_LIMIT.saturating_sub(self.run.len());
+                    self.run.push_str(limit::prefix(text, room));
                 }
                 (!text.is_empty()).then(|| {
                     Event::Text(TextEvent {
@@ -368,7 +369,13 @@ impl ClaudeTranslator {
                     })
                 })
             }
-            "tool_use" | "server_tool_use" | "mcp_tool_use" => self.tools.call(block, item.as_str(), parent),
+            "tool_use" | "server_tool_use" | "mcp_tool_use" => {
+                if parent.is_none() {
+                    self.run.clear();
+                    self.continued = false;
+                }
+                self.tools.call(block, item.as_str(), parent)
+            }
             _ => None,
         };
         out.extend(event.map(|event| Output::Event { event }));
@@ -397,7 +404,12 @@ impl ClaudeTranslator {
                 out.extend(events.into_iter().map(|event| Output::Event { event }));
             }
         }
-        if wire::flag(line, "isSynthetic") {
+        if wire::flag(line, "isSynthetic") && parent.is_none() {
+            if wire::flag(line, "refusal_retry") {
+                self.run.clear();
+            } else {
+                self.continued = !self.run.is_empty();
+            }
             let text = wire::content_text(content.get("content"));
             let message = format!("the engine went on by itself: {}", limit::prefix(&text, QUOTE));
             self.notice(Notice::new(NoticeKind::Warning, "engine_prompt", &message), out);
@@ -478,8 +490,11 @@ impl ClaudeTranslator {
         let facts = ResultFacts { api: self.api_error.take().filter(|_| facts.is_error), ..facts };
         if let Some(text) = facts.text.as_deref().filter(|_| !facts.is_error) {
             self.answered = true;
-            join(&mut self.answer, &mut self.answer_bytes, text);
+            let whole = if self.continued { &self.run } else { text };
+            join(&mut self.answer, &mut self.answer_bytes, whole);
         }
+        self.run.clear();
+        self.continued = false;
         self.last_result = Some(facts);
         if !self.carry.committed {
             // The engine has written the turn's rows by the time it prints the result.

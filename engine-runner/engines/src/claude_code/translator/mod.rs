@@ -98,6 +98,10 @@ pub(super) struct ClaudeTranslator {
     answer: String,
     answer_bytes: u64,
     answered: bool,
+    /// What the agent said since its last tool call or the engine's last result, without gaps.
+    run: String,
+    /// The engine had the agent go on in the middle of a reply: the result holds only its last piece.
+    continued: bool,
     /// What the agent said in all, for a turn without a good result.
     said: String,
     said_bytes: u64,
@@ -138,6 +142,8 @@ impl ClaudeTranslator {
             answer: String::new(),
             answer_bytes: 0,
             answered: false,
+            run: String::new(),
+            continued: false,
             said: String::new(),
             said_bytes: 0,
             interrupted: false,
