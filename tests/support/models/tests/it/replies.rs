@@ -79,7 +79,7 @@ async fn each_step_of_a_turn_gets_its_reply_and_a_retry_the_same() {
         said.push(
             first["content"][0]["input"]["command"]
                 .as_str()
-                .map_or(first["content"][0]["text"].clone(), Into::into),
+                .map_or_else(|| first["content"][0]["text"].clone(), Into::into),
         );
         messages.push(json!({"role": "assistant", "content": first["content"]}));
         messages.push(json!({"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "[[text:no]]"}]}));
