@@ -1,0 +1,9 @@
+//! The command line from outside: the real binary against a scripted control plane.
+
+#![expect(clippy::expect_used, reason = "helpers of tests are tests")]
+
+mod fake;
+mod following;
+mod plain;
+mod run;
+mod sending;
