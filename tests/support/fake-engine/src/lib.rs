@@ -24,7 +24,7 @@
 //! | `[[thinking:T]]` | a thinking block |
 //! | `[[slow chunks=N delay=MS:T]]` | one text block of N times T, MS apart (10, 100, `word `) |
 //! | `[[huge bytes=N]]` | one text block of N bytes |
-//! | `[[events count=N bytes=M]]` | N text blocks of M bytes (64), as fast as it can; `delta`: N deltas of one block |
+//! | `[[events count=N bytes=M]]` | N text blocks of M bytes (64), as fast as it can; `delta`: N deltas of one block; `clock`: each begins with its time, in microseconds since 1970, and is flushed |
 //! | `[[recall]]` | says every user text of the session so far, joined by ` \| `, markers included |
 //! | `[[usage in=N out=N read=N created=N]]` | token counts of each message from here on (100, 25, 20, 10) |
 //! | `[[bash:COMMAND]]` | a Bash call that runs (`sh -c`, in a session of its own, as Claude's do) |

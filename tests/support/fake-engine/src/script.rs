@@ -18,7 +18,7 @@ pub const VERBS: [(&str, &[&str]); 30] = [
     ("thinking", &[]),
     ("slow", &["chunks", "delay"]),
     ("huge", &["bytes"]),
-    ("events", &["count", "bytes", "delta"]),
+    ("events", &["count", "bytes", "delta", "clock"]),
     ("recall", &[]),
     ("usage", &["in", "out", "read", "created"]),
     ("bash", &["ask"]),

@@ -319,16 +319,21 @@ impl Engine {
         let count = marker.number("count", 1).map_err(bad)?;
         let text = filler(marker.number("bytes", 64).map_err(bad)?);
         let deltas = marker.flag("delta");
+        let clock = marker.flag("clock");
         if deltas {
             self.open_text(turn);
         }
         for n in 0..count {
+            let text = if clock { stamped(&text) } else { text.clone() };
             if deltas {
                 self.delta(turn, &text);
             } else {
                 self.open_text(turn);
                 self.delta(turn, &text);
                 self.close_text(turn);
+            }
+            if clock {
+                self.out.flush();
             }
             if n % 256 == 255 {
                 self.poll()?;
@@ -405,4 +410,10 @@ pub(crate) fn filler(bytes: u64) -> String {
     let mut text = LINE.repeat(bytes / LINE.len() + 1);
     text.truncate(bytes);
     text
+}
+
+/// The text with the time in front, so that a reader can tell how long it was on its way.
+fn stamped(text: &str) -> String {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    format!("{} {text}", since.as_micros())
 }

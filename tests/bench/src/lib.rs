@@ -1,1 +1,0 @@
-//! Benchmarks against the bare engine CLIs.

@@ -1,0 +1,191 @@
+//! Benchmarks against the bare engine CLIs. Everything is measured side by side in one run, round by round in turn,
+//! so that a noisy machine is noisy for all of them; what counts is the ratio.
+#![expect(clippy::print_stdout, reason = "the report is what this program is for")]
+
+mod bare;
+mod events;
+mod memory;
+mod stack;
+mod stats;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use clap::{Parser, ValueEnum};
+use roundhouse_models::{ModelServer, Options};
+
+use crate::stats::Series;
+
+/// Measures Roundhouse side by side with the bare engine CLIs, on loopback, with a scripted model.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// What to measure. Nothing named: everything.
+    #[arg(value_enum)]
+    parts: Vec<PartName>,
+    /// Rounds of the turn benchmark.
+    #[arg(long, default_value_t = 30)]
+    rounds: usize,
+    /// Starts of the readiness benchmark.
+    #[arg(long, default_value_t = 15)]
+    starts: usize,
+    /// Events per turn of the event benchmark.
+    #[arg(long, default_value_t = 2_000)]
+    events: usize,
+    /// Directory of the release binaries. Unset: where this program lies.
+    #[arg(long)]
+    bin_dir: Option<PathBuf>,
+    /// The Claude Code executable. Unset: the pinned one under tests/engines.
+    #[arg(long, env = "ROUNDHOUSE_TEST_CLAUDE")]
+    claude: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum PartName {
+    /// A warm turn through both services, over the CLI's own warm protocol, and with one process per turn.
+    Turns,
+    /// Memory of idle services and of a keeper.
+    Memory,
+    /// Time until both services are ready.
+    Ready,
+    /// Durable events from an engine to a client.
+    Events,
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    if !only_loopback()? {
+        bail!(
+            "this machine has a route besides loopback, and engines must not reach it; run it as\n  \
+             unshare -n sh -c 'ip link set lo up && exec \"$@\"' sh {} ...\n(without root: unshare -rn)",
+            std::env::current_exe()?.display()
+        );
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(measure(&arguments))
+}
+
+async fn measure(arguments: &Arguments) -> Result<()> {
+    let bin_dir = match &arguments.bin_dir {
+        Some(dir) => dir.clone(),
+        None => std::env::current_exe()?.parent().context("this program lies nowhere")?.to_owned(),
+    };
+    let wanted = |part| arguments.parts.is_empty() || arguments.parts.contains(&part);
+    let cores = std::thread::available_parallelism()?;
+    println!("cores: {cores}");
+    if wanted(PartName::Ready) {
+        ready(&bin_dir, arguments.starts).await?;
+    }
+    if wanted(PartName::Memory) {
+        memory_report(&bin_dir).await?;
+    }
+    if wanted(PartName::Events) {
+        for turns in [1, 10, 100] {
+            events::measure(&bin_dir, turns, (arguments.events / turns.min(20)).max(50)).await?;
+        }
+    }
+    if wanted(PartName::Turns) {
+        let claude = arguments.claude.clone().map_or_else(pinned_claude, Ok)?;
+        turns(&bin_dir, &claude, arguments.rounds).await?;
+    }
+    Ok(())
+}
+
+/// Warm turn through the stack, warm turn over the CLI's own protocol, one process per turn: one of each per round.
+async fn turns(bin_dir: &Path, claude: &Path, rounds: usize) -> Result<()> {
+    let server = ModelServer::start(Options::default()).await?;
+    let url = server.base_url();
+    let stack = stack::Stack::start(bin_dir, &stack::Engine::claude(claude, &url)).await?;
+    let conversation = stack.conversation().await?;
+    let home = tempfile::tempdir()?;
+    let mut warm = bare::Warm::start(claude, &url, home.path()).await?;
+
+    // The first turns start processes; they are not what is compared.
+    let started = stack.turn(&conversation, "[[text:first]]").await?;
+    warm.turn("[[text:first]]").await?;
+    println!("first turn through the stack, engine start included: {:.0} ms", millis(started));
+
+    let mut through = Series::default();
+    let mut direct = Series::default();
+    let mut single = Series::default();
+    for round in 0..rounds {
+        let text = format!("round {round} [[text:answer {round}]]");
+        through.push(stack.turn(&conversation, &text).await?);
+        direct.push(warm.turn(&text).await?);
+        single.push(bare::one_process(claude, &url, home.path(), &text).await?);
+    }
+    warm.stop().await?;
+    println!("\n| turn ({rounds} rounds) | median ms | min | max |\n|---|---|---|---|");
+    for (name, series) in [
+        ("both services, warm", &through),
+        ("CLI's warm protocol", &direct),
+        ("one CLI process per turn", &single),
+    ] {
+        println!(
+            "| {name} | {:.1} | {:.1} | {:.1} |",
+            millis(series.median()),
+            millis(series.min()),
+            millis(series.max())
+        );
+    }
+    println!(
+        "\nagainst the warm protocol: {:.2} times (bound 1.3)\nagainst one process per turn: {:.1} times faster (bound 4)",
+        through.ratio(&direct),
+        single.ratio(&through)
+    );
+    stack.stop().await
+}
+
+async fn memory_report(bin_dir: &Path) -> Result<()> {
+    let engine = stack::Engine::fake(bin_dir);
+    let stack = stack::Stack::start(bin_dir, &engine).await?;
+    let (control_plane, runner) = stack.pids()?;
+    println!("\n| idle | Pss MB | bound |\n|---|---|---|");
+    println!("| control plane | {:.1} | 25 |", memory::pss(control_plane)?);
+    println!("| runner | {:.1} | 20 |", memory::pss(runner)?);
+    let conversation = stack.conversation().await?;
+    stack.turn(&conversation, "hello").await?;
+    let keepers = memory::keepers(&stack.state_dir())?;
+    if keepers.is_empty() {
+        bail!("no keeper is there after a turn");
+    }
+    let mut sum = 0.0;
+    for pid in &keepers {
+        sum += memory::pss(*pid)?;
+    }
+    println!("| keeper with init ({} processes) | {sum:.1} | 6 |", keepers.len());
+    stack.stop().await
+}
+
+async fn ready(bin_dir: &Path, starts: usize) -> Result<()> {
+    let mut control_plane = Series::default();
+    let mut runner = Series::default();
+    for _ in 0..starts {
+        let stack = stack::Stack::start(bin_dir, &stack::Engine::fake(bin_dir)).await?;
+        control_plane.push(stack.control_plane_ready);
+        runner.push(stack.runner_ready);
+        stack.stop().await?;
+    }
+    println!("\n| ready ({starts} starts) | median ms | max | bound |\n|---|---|---|---|");
+    for (name, series) in [("control plane", control_plane), ("runner", runner)] {
+        println!("| {name} | {:.0} | {:.0} | 100 |", millis(series.median()), millis(series.max()));
+    }
+    Ok(())
+}
+
+fn millis(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1_000.0
+}
+
+/// The pinned CLI, where the tests install it.
+fn pinned_claude() -> Result<PathBuf> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engines/node_modules/.bin/claude");
+    path.canonicalize()
+        .with_context(|| format!("no Claude Code at {}; run `npm ci` in tests/engines", path.display()))
+}
+
+/// Whether loopback is the only network device.
+fn only_loopback() -> Result<bool> {
+    let devices = std::fs::read_to_string("/proc/net/dev")?;
+    Ok(devices.lines().skip(2).all(|line| line.trim_start().starts_with("lo:")))
+}
