@@ -14,6 +14,9 @@ use serde_json::{Value, json};
 
 use crate::{Conversation, RequestKind};
 
+/// The bytes of a turn's text that a record keeps, its body aside.
+pub(crate) const MAX_TURN_TEXT: usize = 4096;
+
 /// How the answer to a request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -114,7 +117,7 @@ impl Record {
         self.kind
     }
 
-    /// See [`Conversation::turn_text`].
+    /// See [`Conversation::turn_text`]; its first 4,096 bytes.
     #[must_use]
     pub fn turn_text(&self) -> &str {
         &self.turn_text

@@ -25,13 +25,16 @@ use tokio::{
 use crate::{
     Conversation, Error, GateState, Matcher, Models, Options, RequestKind, Script,
     anthropic::answer,
-    log::{EndMark, Keys, Record},
+    log::{EndMark, Keys, MAX_TURN_TEXT, Record},
 };
 
 /// The largest request body read.
 const MAX_BODY: usize = 64 << 20;
 
-/// How long a long poll waits if it does not say.
+/// The pause after a connection that could not be accepted.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
+
+/// How long a long poll waits if it does not say, in milliseconds.
 const LONG_POLL: u64 = 30_000;
 
 /// A scripted model that listens. Dropping it closes the listener and every connection at once.
@@ -103,8 +106,11 @@ async fn serve(listener: TcpListener, routes: Router) {
     loop {
         tokio::select! {
             accepted = listener.accept() => {
-                // A failed accept (no descriptor left) is transient; the next one is awaited as usual.
-                let Ok((socket, _)) = accepted else { tokio::task::yield_now().await; continue };
+                let Ok((socket, _)) = accepted else {
+                    // No descriptor is left; one may be soon.
+                    tokio::time::sleep(ACCEPT_AGAIN).await;
+                    continue;
+                };
                 let _ = socket.set_nodelay(true);
                 let service = TowerToHyperService::new(routes.clone());
                 connections.spawn(async move {
@@ -200,12 +206,17 @@ fn record(
         headers,
         keys: Keys(keys),
         kind,
-        turn_text: conversation.turn_text().to_owned(),
+        turn_text: cut(conversation.turn_text()),
         step: conversation.step(),
         body,
         body_dropped: false,
         ending: Arc::default(),
     }
+}
+
+/// The start of a text, at most [`MAX_TURN_TEXT`] bytes.
+fn cut(text: &str) -> String {
+    text[..text.floor_char_boundary(MAX_TURN_TEXT)].to_owned()
 }
 
 fn list_of_models() -> Value {

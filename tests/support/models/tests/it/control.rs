@@ -91,10 +91,13 @@ async fn the_log_is_bounded() {
     for n in 0..5 {
         ask(&server, &format!("{n} {}", "x".repeat(100))).await.whole().await;
     }
+    assert_eq!(server.models().requests()[2].turn_text().len(), 102);
     let records = server.models().requests();
     let kept: Vec<_> = records.iter().map(|record| (record.number(), record.body_dropped())).collect();
     assert_eq!(kept, [(3, true), (4, false), (5, false)]);
     assert!(records[0].turn_text().starts_with("2 "));
+    ask(&server, &"é".repeat(3000)).await.whole().await;
+    assert_eq!(server.models().requests()[2].turn_text().len(), 4096, "cut between two characters");
 }
 
 #[tokio::test]
