@@ -10,7 +10,9 @@
 //!   000001.spool    segments
 //! ```
 
+use crate::launch::write_all;
 use crate::plan::{KeeperPlan, PlanError};
+use crate::record::sync_dir;
 use crate::sweep::{SweepReport, sweep};
 use crate::sys;
 use crate::{INIT_ARG, KEEPER_ARG};
@@ -20,7 +22,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Read as _};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::os::unix::process::CommandExt as _;
@@ -132,7 +134,7 @@ pub struct DeadKeeper {
 /// `executable` is what to run as keeper and init; none is this very executable. Blocks, about 10 ms; at most 10 s.
 ///
 /// # Errors
-/// [`SpawnError`]. No keeper is left behind, and the directory only if the keeper had come to write its log.
+/// [`SpawnError`]. No keeper is left behind; the directory may be, with the keeper's log.
 pub fn spawn_keeper(
     dir: &Path,
     plan: &KeeperPlan,
@@ -143,13 +145,17 @@ pub fn spawn_keeper(
         return Err(SpawnError::Directory(io::Error::from(io::ErrorKind::InvalidInput)));
     }
     DirBuilder::new().mode(0o700).create(dir).map_err(SpawnError::Directory)?;
+    // "No spawn frame" proves that no engine ran only if the frame's directory cannot be lost behind it.
+    if let Some(Err(error)) = dir.parent().map(sync_dir) {
+        return Err(SpawnError::Directory(io::Error::other(error)));
+    }
     let log = OpenOptions::new()
         .append(true)
         .create(true)
         .mode(0o600)
         .open(dir.join(LOG))
         .map_err(SpawnError::Directory)?;
-    let mut child = Command::new(executable.unwrap_or(Path::new("/proc/self/exe")))
+    let mut child = Command::new(executable.unwrap_or_else(|| Path::new("/proc/self/exe")))
         .arg0("roundhouse-keeper")
         .arg(KEEPER_ARG)
         .arg(dir)
@@ -171,13 +177,14 @@ pub fn spawn_keeper(
         Ok(pidfd) => pidfd,
         Err(errno) => return Err(failed(child, format!("no descriptor for it: {errno}"))),
     };
-    let (Some(mut plan_pipe), Some(mut ready_pipe)) = (child.stdin.take(), child.stdout.take()) else {
+    let (Some(plan_pipe), Some(mut ready_pipe)) = (child.stdin.take(), child.stdout.take()) else {
         return Err(failed(child, "no pipes to it".to_owned()));
     };
     // A keeper reads the whole plan before anything else; one that dies instead breaks the pipe.
-    let sent = plan_pipe.write_all(&encoded);
+    let deadline = Instant::now() + READY_TIMEOUT;
+    let sent = write_all(&plan_pipe, &encoded, deadline).map_err(io::Error::from);
     drop(plan_pipe);
-    let answer = read_ready(&mut ready_pipe);
+    let answer = read_ready(&mut ready_pipe, deadline);
     match (sent, answer) {
         (Ok(()), Ok(answer)) if answer == b"ready\n" => Ok(KeeperHandle { pid, pidfd, child: true }),
         (_, Ok(answer)) if !answer.is_empty() => {
@@ -188,9 +195,8 @@ pub fn spawn_keeper(
     }
 }
 
-/// Reads the keeper's one line, at most 4 KiB and no longer than the ready time.
-fn read_ready(pipe: &mut std::process::ChildStdout) -> io::Result<Vec<u8>> {
-    let deadline = Instant::now() + READY_TIMEOUT;
+/// Reads the keeper's one line, at most 4 KiB and no longer than the deadline.
+fn read_ready(pipe: &mut std::process::ChildStdout, deadline: Instant) -> io::Result<Vec<u8>> {
     let mut answer = Vec::new();
     let mut buffer = [0; 512];
     while answer.len() < 4096 && !answer.ends_with(b"\n") {
@@ -385,7 +391,7 @@ pub fn close_dead(dir: &Path, owner: &str, timeout: Duration) -> Result<DeadKeep
 
 /// The command that runs `executable` (none: this one) as an init with the given arguments.
 pub(crate) fn init_command(executable: Option<&Path>) -> Command {
-    let mut command = Command::new(executable.unwrap_or(Path::new("/proc/self/exe")));
+    let mut command = Command::new(executable.unwrap_or_else(|| Path::new("/proc/self/exe")));
     command.arg0("roundhouse-init").arg(INIT_ARG).env_clear().current_dir("/");
     command
 }

@@ -48,7 +48,7 @@ pub use link::{Link, LinkError, REQUEST_TIMEOUT};
 pub use mask::{Masker, StreamMasker};
 pub use plan::{
     DELIVER_MAX_BYTES, EnvVar, IsolationWanted, KeeperLimits, KeeperPlan, PIPE_PAYLOAD_MAX_BYTES,
-    PLAN_MAX_BYTES, PipePayload, PlanError, SECRET_MIN_BYTES, Secret, is_valid_id,
+    PIPE_PAYLOADS_MAX, PLAN_MAX_BYTES, PipePayload, PlanError, SECRET_MIN_BYTES, Secret, is_valid_id,
 };
 pub use procfs::{ProcessInfo, descendants};
 pub use protocol::{

@@ -1,7 +1,7 @@
 //! The runner's end of a keeper's socket: a blocking client with a deadline on every request, and the parts for a
 //! client of another kind.
 
-use crate::frame::{ExitStatus, StorageFault};
+use crate::frame::ExitStatus;
 use crate::protocol::{
     Decoder, FromKeeper, Notice, OpState, PROTOCOL_VERSION, ProtocolError, Refusal, Request, Response,
     SpoolEnd, StatusReport,
@@ -336,11 +336,5 @@ impl StatusReport {
             crate::protocol::EngineState::Exited(status) => Some(status),
             _ => None,
         }
-    }
-
-    /// Whether the spool still takes everything.
-    #[must_use]
-    pub fn storage(&self) -> Result<(), StorageFault> {
-        self.storage_fault.map_or(Ok(()), Err)
     }
 }

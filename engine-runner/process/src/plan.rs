@@ -18,6 +18,9 @@ pub const SECRET_MIN_BYTES: usize = 6;
 /// The largest payload that a pipe descriptor carries, in bytes (what a Linux pipe holds without a reader).
 pub const PIPE_PAYLOAD_MAX_BYTES: usize = 64 * 1024;
 
+/// The largest number of pipe payloads in one plan.
+pub const PIPE_PAYLOADS_MAX: usize = 32;
+
 /// The largest number of bytes in one [`crate::Request::Deliver`].
 pub const DELIVER_MAX_BYTES: usize = 16 * 1024 * 1024;
 
@@ -248,6 +251,9 @@ impl KeeperPlan {
         };
         if !self.env.iter().all(|var| name_ok(&var.name) && no_zero(var.value.as_bytes())) {
             return Err(PlanError::Bytes("environment variable"));
+        }
+        if self.pipe_payloads.len() > PIPE_PAYLOADS_MAX {
+            return Err(PlanError::Limit("pipe payloads"));
         }
         for payload in &self.pipe_payloads {
             if !name_ok(&payload.env_name) {

@@ -138,6 +138,7 @@ pub(crate) struct SpoolWriter {
     oldest: u32,
     /// Sizes of the closed segments from `oldest` on.
     closed: VecDeque<u64>,
+    closed_total: u64,
     turn_id: Option<String>,
     last_frame: u64,
     /// The current file's blocks are reserved up to here; none where the file system cannot.
@@ -166,6 +167,7 @@ impl SpoolWriter {
             segment: 1,
             oldest: 1,
             closed: VecDeque::new(),
+            closed_total: 0,
             turn_id: None,
             last_frame: 0,
             reserved: Some(0),
@@ -205,7 +207,9 @@ impl SpoolWriter {
         if needed <= reserved {
             return Ok(());
         }
-        for wanted in [needed + STEP, needed] {
+        // Close to the end of the disk a smaller piece may still be had.
+        let mut wanted = needed + STEP;
+        loop {
             let grow = i64::try_from(wanted - reserved).map_err(|_| Errno::EFBIG)?;
             let from = i64::try_from(reserved).map_err(|_| Errno::EFBIG)?;
             match fallocate(self.writer.file(), FallocateFlags::FALLOC_FL_KEEP_SIZE, from, grow) {
@@ -213,15 +217,15 @@ impl SpoolWriter {
                     self.reserved = Some(wanted);
                     return Ok(());
                 }
+                Err(Errno::EINTR) => {}
                 Err(Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EINVAL | Errno::ENODEV) => {
                     self.reserved = None;
                     return Ok(());
                 }
-                Err(Errno::EINTR) | Err(_) if wanted > needed => {}
+                Err(_) if wanted > needed => wanted = needed,
                 Err(errno) => return Err(errno),
             }
         }
-        Ok(())
     }
 
     /// Appends a frame. Answers its number; none when it was dropped because of a fault (it is counted then).
@@ -320,6 +324,7 @@ impl SpoolWriter {
             return self.set_fault(StorageFault::Write(error.errno().unwrap_or(libc::EIO)));
         }
         self.closed.push_back(old.length());
+        self.closed_total += old.length();
         // Gives back what was reserved and not used.
         let _ = old.file().set_len(old.length());
     }
@@ -353,7 +358,7 @@ impl SpoolWriter {
             match fs::remove_file(self.dir.join(segment_name(self.oldest))) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => break,
                 _ => {
-                    self.closed.pop_front();
+                    self.closed_total -= self.closed.pop_front().unwrap_or(0);
                     self.oldest += 1;
                 }
             }
@@ -362,7 +367,7 @@ impl SpoolWriter {
     }
 
     fn total(&self) -> u64 {
-        self.closed.iter().sum::<u64>() + self.writer.length()
+        self.closed_total + self.writer.length()
     }
 
     pub(crate) fn end(&self) -> SpoolEnd {

@@ -68,8 +68,10 @@ pub(crate) fn sweep_below(spool_id: &str, roots: &[i32], spare: &[i32], timeout:
             return report;
         }
         report.survivors = 0;
-        for ((pid, _), fd) in &targets {
+        for fd in targets.values() {
             let _ = sys::pidfd_signal(fd.as_fd(), libc::SIGKILL);
+        }
+        for ((pid, _), fd) in &targets {
             if await_end(fd, deadline) {
                 report.killed += 1;
                 reap(*pid);
