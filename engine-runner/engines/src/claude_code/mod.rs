@@ -33,7 +33,8 @@ impl Adapter for ClaudeCode {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             resumable: Support::Supported,
-            forkable: Support::Supported,
+            // The engine can, but nothing here plans it yet.
+            forkable: Support::Unsupported,
             live_input: Support::Supported,
             interrupt: Support::Supported,
             permission_requests: Support::Supported,

@@ -315,3 +315,40 @@ fn every_event_fits_its_limit() {
         assert!(size < 64_000 + 5 * 4_096, "{} has {size} bytes", event.kind());
     }
 }
+
+#[test]
+fn permissions_of_one_reply_are_asked_one_after_the_other() {
+    let told = run("two_permissions");
+    let story: Vec<String> = events(&told)
+        .into_iter()
+        .filter_map(|event| match event {
+            Event::PermissionRequest(request) => Some(format!("asked {}", request.request_id)),
+            Event::ToolResult(result) => Some(format!("result error={}", result.is_error)),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(story, ["asked spl_1.20", "result error=false", "asked spl_1.32", "result error=true"]);
+    assert!(events(&told).iter().all(|event| !matches!(event, Event::PermissionAnswer(_))));
+}
+
+#[test]
+fn s27_results_of_parallel_calls_come_in_any_order() {
+    let story: Vec<String> = events(&run("parallel_tools"))
+        .into_iter()
+        .filter_map(|event| match event {
+            Event::ToolCall(call) => Some(format!("call {}", call.call_id)),
+            Event::ToolResult(result) => Some(format!("result {}", result.call_id)),
+            _ => None,
+        })
+        .collect();
+    let call = ["call toolu_0005_0", "call toolu_0005_1", "call toolu_0005_2"];
+    let result = ["result toolu_0005_2", "result toolu_0005_1", "result toolu_0005_0"];
+    assert_eq!(story, [call, result].concat());
+}
+
+#[test]
+fn an_answer_that_comes_back_was_taken() {
+    let mut run = recording("perm_allow");
+    run.frames.retain(|frame| !matches!(frame, Owned::Intent(op) if op.starts_with("permission.")));
+    assert!(events(&play(&run)).iter().all(|event| !matches!(event, Event::PermissionAnswer(_))));
+}

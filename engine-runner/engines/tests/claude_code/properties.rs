@@ -1,5 +1,7 @@
 //! What holds for every run, wherever it is cut: no panic, one end, and the same again on a replay.
 
+use std::sync::LazyLock;
+
 use proptest::prelude::*;
 use roundhouse_engines::{Exit, Frame, Output, TranslatorOpen};
 
@@ -208,7 +210,7 @@ fn s31_noise_between_the_lines_changes_nothing_but_the_count() {
 }
 
 /// Lines that mean something, to be shuffled.
-fn pool() -> Vec<Owned> {
+static POOL: LazyLock<Vec<Owned>> = LazyLock::new(|| {
     let mut pool: Vec<Owned> =
         ["perm_interrupt", "err_cut_after_a_block", "sub_agent", "steer_tool", "err_429", "think"]
             .into_iter()
@@ -218,14 +220,14 @@ fn pool() -> Vec<Owned> {
     pool.extend(begun());
     pool.push(Owned::Oversized(20_000_000));
     pool
-}
+});
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn any_order_of_frames_ends_once(order in prop::collection::vec(0_usize..1_000, 0..120), opened in any::<bool>()) {
-        let pool = pool();
+        let pool = &*POOL;
         let mut frames = if opened { begun() } else { Vec::new() };
         frames.extend(order.iter().map(|place| pool[place % pool.len()].clone()));
         let opening = Some(roundhouse_engines::OpenMode::Resume);

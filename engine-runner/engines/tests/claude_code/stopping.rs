@@ -20,7 +20,7 @@ fn s44_an_interrupt_before_the_engine_began_is_a_cancel_without_a_result() {
 
 #[test]
 fn s45_a_cancel_keeps_the_partial_text_and_the_process() {
-    for name in ["interrupt_text", "interrupt_tool", "interrupt_retry", "perm_interrupt"] {
+    for name in ["interrupt_text", "interrupt_tool", "interrupt_retry", "perm_interrupt", "interrupt_twice"] {
         let told = run(name);
         assert_eq!(ends(&told)[0].outcome, TurnOutcome::Cancelled, "{name}");
         assert!(!ends(&told)[0].process_gone, "{name}");

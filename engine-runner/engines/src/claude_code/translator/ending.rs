@@ -195,6 +195,10 @@ impl ClaudeTranslator {
         let answer = self.answer_for(&outcome);
         self.stage = Stage::Ended;
         self.settling = false;
+        // The translator may live on for long beside an idle process.
+        self.said = String::new();
+        self.run = String::new();
+        self.answer = String::new();
         out.push(Output::TurnEnded(Box::new(TurnEnd {
             outcome,
             answer,

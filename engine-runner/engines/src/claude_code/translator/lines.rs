@@ -56,7 +56,12 @@ impl ClaudeTranslator {
 
     fn control_response(&mut self, line: &Value, out: &mut Vec<Output>) {
         let Some(response) = line.get("response") else { return };
-        if wire::text(response, "request_id") != Some(stdin::INITIALIZE) || self.stage != Stage::Opening {
+        let id = wire::text_or(response, "request_id", "");
+        // Our own answer to a permission request comes back: it was taken.
+        for asked in self.asked.iter_mut().filter(|asked| asked.native_id == id) {
+            asked.answered = true;
+        }
+        if id != stdin::INITIALIZE || self.stage != Stage::Opening {
             return;
         }
         if wire::text(response, "subtype") != Some("success") {
