@@ -38,6 +38,10 @@ pub struct CreateConversation {
     pub external_id: Option<ExternalId>,
     /// A title for people; may be empty.
     pub title: String,
+    /// The agent of the first message unless that names one.
+    pub agent_name: Option<String>,
+    /// The workspace of the first message unless that names one; known by [`crate::Store::ensure_workspace`].
+    pub workspace_id: Option<WorkspaceId>,
     /// Now.
     pub time: Timestamp,
 }

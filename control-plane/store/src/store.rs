@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use roundhouse_domain::agent_file::AgentSnapshot;
-use roundhouse_domain::conversation::Conversation;
+use roundhouse_domain::conversation::{Conversation, ExternalId};
 use roundhouse_domain::event::{NewEvent, StoredEvent};
 use roundhouse_domain::id::{
     ControlPlaneId, ConversationId, MessageId, RunnerId, SessionId, TurnId, WorkspaceId,
@@ -20,7 +20,7 @@ use roundhouse_domain::workspace::{SlotHolder, Workspace};
 use crate::command::{
     AcceptMessage, AgentMessage, AnswerPermission, AppendEvents, ChooseSession, CloseTurn,
     CreateConversation, Diagnosis, FreeWorkspace, ListConversations, ListPermissions, ListSessions, Owner,
-    RecordOpening, RegisterRunner, ReplaceSession, RequestCancel, RetryTurn, SetArchived,
+    RecordOpening, RegisterRunner, ReplaceSession, RequestCancel, RequestKey, RetryTurn, SetArchived,
 };
 use crate::error::Result;
 use crate::hint::Hints;
@@ -75,6 +75,12 @@ pub trait Store: Send + Sync + 'static {
     /// `NotFound`.
     async fn get_conversation(&self, id: &ConversationId) -> Result<ConversationView>;
 
+    /// The conversation with this external id, with what attention is computed from.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    async fn find_conversation(&self, external_id: &ExternalId) -> Result<ConversationView>;
+
     /// Conversations, newest first.
     async fn list_conversations(&self, query: ListConversations) -> Result<Page<ConversationView>>;
 
@@ -91,6 +97,13 @@ pub trait Store: Send + Sync + 'static {
     /// `NotFound` (conversation, workspace), `Invalid` (empty text or over 1 MiB), `Conflict::QueueFull`,
     /// `Conflict::RequestIdReused`.
     async fn accept_message(&self, command: AcceptMessage) -> Result<Accepted>;
+
+    /// What [`Store::accept_message`] answered to this request before, with message and turn as they are now; none
+    /// when it was not asked before. Reads only.
+    ///
+    /// # Errors
+    /// `Conflict::RequestIdReused`.
+    async fn accepted_before(&self, request: &RequestKey) -> Result<Option<Accepted>>;
 
     /// One message.
     ///

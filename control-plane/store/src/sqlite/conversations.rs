@@ -1,7 +1,8 @@
 //! Conversations: made, found, listed, with what attention is computed from.
 
 use roundhouse_domain::attention::{AttentionFacts, TurnFacts};
-use roundhouse_domain::conversation::Conversation;
+use roundhouse_domain::conflict::Kind;
+use roundhouse_domain::conversation::{Conversation, ExternalId};
 use roundhouse_domain::event::Fact;
 use roundhouse_domain::id::{ConversationId, TurnId};
 use roundhouse_domain::limits::MAX_NAME;
@@ -55,14 +56,19 @@ pub(super) fn create_conversation(scope: &mut Scope<'_>, command: &CreateConvers
         Some(found) => found,
         None => {
             let external = command.external_id.as_ref();
-            let sql = "INSERT INTO conversation (id, project, provider, external_id, title, create_time, \
-                       update_time) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?6)";
+            if let Some(workspace) = &command.workspace_id {
+                find_workspace(c, workspace)?;
+            }
+            let sql = "INSERT INTO conversation (id, project, provider, external_id, title, last_agent, \
+                       last_workspace_id, create_time, update_time) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?8)";
             let values = params![
                 command.id.as_str(),
                 external.map(|e| &e.project),
                 external.map(|e| &e.provider),
                 external.map(|e| &e.id),
                 command.title,
+                command.agent_name,
+                command.workspace_id.as_ref().map(AsRef::<str>::as_ref),
                 command.time.0
             ];
             execute(c, sql, values)?;
@@ -74,11 +80,24 @@ pub(super) fn create_conversation(scope: &mut Scope<'_>, command: &CreateConvers
     Ok(Created { conversation, created })
 }
 
+fn named(c: &Connection, name: &ExternalId) -> Result<Option<Keyed<Conversation>>> {
+    let sql = select_conversation!("WHERE project = ?1 AND provider = ?2 AND external_id = ?3");
+    first(c, sql, params![name.project, name.provider, name.id], conversation)
+}
+
+pub(super) fn find_by_external_id(c: &Connection, name: &ExternalId) -> Result<ConversationView> {
+    match named(c, name)? {
+        Some(row) => view(c, row),
+        None => Err(Error::not_found(
+            Kind::Conversation,
+            format!("{}/{}/{}", name.project, name.provider, name.id),
+        )),
+    }
+}
+
 fn existing(c: &Connection, command: &CreateConversation) -> Result<Option<Conversation>> {
     if let Some(name) = &command.external_id {
-        let sql = select_conversation!("WHERE project = ?1 AND provider = ?2 AND external_id = ?3");
-        let found = first(c, sql, params![name.project, name.provider, name.id], conversation)?;
-        return Ok(found.map(|row| row.record));
+        return Ok(named(c, name)?.map(|row| row.record));
     }
     let sql = select_conversation!("WHERE id = ?1");
     Ok(first(c, sql, [command.id.as_str()], conversation)?.map(|row| row.record))

@@ -18,7 +18,7 @@ use super::ledger::{answered, keep};
 use super::rows::{Keyed, find_conversation, find_message, find_turn, find_workspace};
 use super::sql::{Columns, execute, first, int, to_json};
 use super::writer::Scope;
-use crate::command::{AcceptMessage, RetryTurn};
+use crate::command::{AcceptMessage, RequestKey, RetryTurn};
 use crate::error::{Error, Result};
 use crate::hint::Hint;
 use crate::view::Accepted;
@@ -32,9 +32,8 @@ struct AcceptedIds {
 
 pub(super) fn accept_message(scope: &mut Scope<'_>, command: &AcceptMessage) -> Result<Accepted> {
     let c = scope.connection;
-    if let Some(ids) = answered::<AcceptedIds>(c, Some(&command.request))? {
-        let message = find_message(c, &ids.message_id)?.record;
-        return Ok(Accepted { message, turn: find_turn(c, &ids.turn_id)?.turn, repeated: true });
+    if let Some(before) = accepted_before(c, &command.request)? {
+        return Ok(before);
     }
     validate(command)?;
     let mut conversation = find_conversation(c, &command.conversation_id)?;
@@ -84,6 +83,13 @@ pub(super) fn accept_message(scope: &mut Scope<'_>, command: &AcceptMessage) -> 
     keep(c, Some(&command.request), &ids, command.time)?;
     let message = find_message(c, &command.message_id)?.record;
     Ok(Accepted { message, turn: find_turn(c, &command.turn_id)?.turn, repeated: false })
+}
+
+/// The message and turn of a request that was accepted before.
+pub(super) fn accepted_before(c: &Connection, request: &RequestKey) -> Result<Option<Accepted>> {
+    let Some(ids) = answered::<AcceptedIds>(c, Some(request))? else { return Ok(None) };
+    let message = find_message(c, &ids.message_id)?.record;
+    Ok(Some(Accepted { message, turn: find_turn(c, &ids.turn_id)?.turn, repeated: true }))
 }
 
 fn validate(command: &AcceptMessage) -> Result<()> {

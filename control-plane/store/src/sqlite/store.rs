@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use roundhouse_domain::agent_file::AgentSnapshot;
-use roundhouse_domain::conversation::Conversation;
+use roundhouse_domain::conversation::{Conversation, ExternalId};
 use roundhouse_domain::event::{NewEvent, StoredEvent};
 use roundhouse_domain::id::{
     ControlPlaneId, ConversationId, MessageId, RunnerId, SessionId, TurnId, WorkspaceId,
@@ -19,7 +19,7 @@ use roundhouse_domain::workspace::{SlotHolder, Workspace};
 use crate::command::{
     AcceptMessage, AnswerPermission, AppendEvents, ChooseSession, CloseTurn, CreateConversation, Diagnosis,
     FreeWorkspace, ListConversations, ListPermissions, ListSessions, Owner, RecordOpening, RegisterRunner,
-    ReplaceSession, RequestCancel, RetryTurn, SetArchived,
+    ReplaceSession, RequestCancel, RequestKey, RetryTurn, SetArchived,
 };
 use crate::error::Result;
 use crate::hint::Hints;
@@ -58,6 +58,11 @@ impl Store for SqliteStore {
         self.read(move |c| conversations::get_conversation(c, &id)).await
     }
 
+    async fn find_conversation(&self, external_id: &ExternalId) -> Result<ConversationView> {
+        let external_id = external_id.clone();
+        self.read(move |c| conversations::find_by_external_id(c, &external_id)).await
+    }
+
     async fn list_conversations(&self, query: ListConversations) -> Result<Page<ConversationView>> {
         self.read(move |c| conversations::list_conversations(c, &query)).await
     }
@@ -68,6 +73,11 @@ impl Store for SqliteStore {
             queue::accept_message(s, &command)
         })
         .await
+    }
+
+    async fn accepted_before(&self, request: &RequestKey) -> Result<Option<Accepted>> {
+        let request = request.clone();
+        self.read(move |c| queue::accepted_before(c, &request)).await
     }
 
     async fn get_message(&self, id: &MessageId) -> Result<Message> {
@@ -117,7 +127,7 @@ impl Store for SqliteStore {
     }
 
     async fn open_turns(&self) -> Result<Vec<Turn>> {
-        self.read(move |c| dispatch::open_turns(c)).await
+        self.read(dispatch::open_turns).await
     }
 
     async fn retry_turn(&self, command: RetryTurn) -> Result<Turn> {
@@ -225,7 +235,7 @@ impl Store for SqliteStore {
     }
 
     async fn pending_answers(&self) -> Result<Vec<Permission>> {
-        self.read(move |c| permissions::pending_answers(c)).await
+        self.read(permissions::pending_answers).await
     }
 
     async fn register_runner(&self, command: RegisterRunner) -> Result<Registered> {
@@ -248,7 +258,7 @@ impl Store for SqliteStore {
     }
 
     async fn list_runners(&self) -> Result<Vec<Runner>> {
-        self.read(move |c| runners::list_runners(c)).await
+        self.read(runners::list_runners).await
     }
 
     async fn get_workspace(&self, id: &WorkspaceId) -> Result<WorkspaceView> {
