@@ -1,0 +1,452 @@
+//! The steps that tell the runner of a turn: ask, open, send, cancel, replace.
+
+use prost::Message as _;
+use roundhouse_domain::event::{EventSource, NewEvent};
+use roundhouse_domain::id::SessionId;
+use roundhouse_domain::message::Position;
+use roundhouse_domain::outcome::Outcome;
+use roundhouse_domain::session::{Opening, Origin, PromptUse, Session, SessionState};
+use roundhouse_domain::turn::TurnState;
+use roundhouse_proto::engine::v1 as engine;
+use roundhouse_proto::engine::v1::ErrorReason;
+use roundhouse_proto::engine::v1::event_body::Kind;
+use roundhouse_store::{RecordOpening, ReplaceSession};
+use sha2::{Digest as _, Sha256};
+
+use super::context::{self, Failure};
+use super::drive::{Drive, Flow, Interrupt, Pauses, Reached, StepResult, Until};
+use super::effects::{self, Opened};
+use super::plan::RunnerView;
+use super::reasons;
+use crate::clock;
+use crate::failpoint::kill_point;
+use crate::grpc::to_proto;
+use crate::runners::CallError;
+
+/// What was composed for an opening, in figures.
+#[derive(Clone, Copy, Debug, Default)]
+struct Given {
+    history: u32,
+    omitted: u32,
+    through: Option<Position>,
+    summary: bool,
+}
+
+impl Drive {
+    /// Asks the runner what it knows of the turn.
+    pub(super) async fn inspect(&mut self) -> StepResult {
+        use engine::inspect_response::State;
+        let turn_id = self.turn_id.to_string();
+        let reached = self
+            .reach(Until::Lost, |link| {
+                let target = engine::inspect_request::Target::TurnId(turn_id.clone());
+                async move { link.inspect(engine::InspectRequest { target: Some(target) }).await }
+            })
+            .await?;
+        match reached {
+            Reached::Answer(facts) => {
+                self.view = match facts.state() {
+                    State::Unknown => RunnerView::Unknown,
+                    State::Opened => RunnerView::Known,
+                    State::Sent | State::Running => RunnerView::HasMessage,
+                    State::Ended => RunnerView::Ended,
+                    State::Unspecified => {
+                        tracing::warn!("the runner told a state that this control plane does not know");
+                        let pause = self.pauses.next();
+                        self.pause(pause).await;
+                        RunnerView::NotAsked
+                    }
+                };
+                Ok(Flow::Again)
+            }
+            Reached::Changed => Ok(Flow::Again),
+            Reached::Away(_) => self.lose().await,
+            Reached::Refused(reason, message) => {
+                tracing::warn!(?reason, message, "the runner refuses to say what it knows of a turn");
+                let pause = self.pauses.next();
+                self.pause(pause).await;
+                Ok(Flow::Again)
+            }
+        }
+    }
+
+    /// Tells the runner to cancel a turn that it does not seem to know, so that it refuses a late opening.
+    pub(super) async fn cancel(&mut self) -> StepResult {
+        let request = self.cancel_request()?;
+        let reached = self
+            .reach(Until::Lost, |link| {
+                let request = request.clone();
+                async move { link.cancel(request).await }
+            })
+            .await?;
+        match reached {
+            Reached::Answer(answer) => {
+                match answer.result() {
+                    engine::cancel_response::Result::UnknownTurn => self.set_cancel_unknown(),
+                    engine::cancel_response::Result::Stopping
+                    | engine::cancel_response::Result::AlreadyEnded
+                    | engine::cancel_response::Result::Unspecified => self.view = RunnerView::HasMessage,
+                }
+                Ok(Flow::Again)
+            }
+            Reached::Changed => Ok(Flow::Again),
+            Reached::Away(_) => self.lose().await,
+            Reached::Refused(reason, message) => {
+                tracing::warn!(?reason, message, "the runner refuses a cancel");
+                Err(Interrupt::Reload)
+            }
+        }
+    }
+
+    pub(super) fn cancel_request(&self) -> StepResult<engine::CancelRequest> {
+        let owner = self.owner()?;
+        Ok(engine::CancelRequest { turn_id: owner.turn_id.to_string(), epoch: owner.epoch.0, grace: None })
+    }
+
+    /// Opens the session for the turn.
+    pub(super) async fn open(&mut self) -> StepResult {
+        let session = self.session()?;
+        let runner = self.runner()?;
+        if !runner.is_open() {
+            // What the runner held when it came back is settled first.
+            if self.waited_out() {
+                return self.fail(reasons::runner_away(&self.runner_name(), "it has unsettled turns")).await;
+            }
+            self.pause_for_runner(&runner, self.app.settings.poll).await;
+            return Ok(Flow::Again);
+        }
+        let (request, given) = match self.opening_request(&session).await {
+            Ok(prepared) => prepared,
+            Err(Failure::Store(error)) => return Err(error.into()),
+            Err(Failure::Compose(error)) => return self.fail(reasons::context(&error.to_string())).await,
+        };
+        kill_point!("before-open");
+        let reached = self.call_open(request).await?;
+        kill_point!("after-open");
+        match reached {
+            Reached::Answer(response) => self.opened(&session, response, given).await,
+            Reached::Changed => {
+                // A cancel came while the engine started: what became of it is for the runner to say.
+                self.view = RunnerView::NotAsked;
+                Ok(Flow::Again)
+            }
+            Reached::Away(detail) => self.fail(reasons::runner_away(&self.runner_name(), &detail)).await,
+            Reached::Refused(reason, message) => self.open_refused(reason, &message).await,
+        }
+    }
+
+    async fn opening_request(
+        &self,
+        session: &Session,
+    ) -> Result<(engine::StartOrResumeRequest, Given), Failure> {
+        let moved = || Failure::Store(roundhouse_store::Error::Internal("the turn was not read".to_owned()));
+        let dispatch = self.dispatch.as_ref().ok_or_else(moved)?;
+        let (Some(agent), Some(workspace)) = (&dispatch.turn.agent, &dispatch.workspace) else {
+            return Err(moved());
+        };
+        let budget = self.app.settings.context_budget;
+        let composed = context::for_session(self.app.store.as_ref(), dispatch, session, budget).await?;
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let given = composed.as_ref().map_or_else(Given::default, |composed| Given {
+            history: count(composed.given.len()),
+            omitted: count(composed.omitted.map_or(0, |omitted| omitted.count)),
+            through: composed.given.last().copied().map(Position),
+            summary: composed.summary,
+        });
+        let prompt = agent.prompt();
+        let request = engine::StartOrResumeRequest {
+            conversation_id: dispatch.conversation.id.to_string(),
+            session_id: session.id.to_string(),
+            turn_id: dispatch.turn.id.to_string(),
+            epoch: dispatch.turn.epoch.0,
+            workspace: workspace.path.clone(),
+            engine: agent.engine.clone(),
+            model: agent.model.clone(),
+            effort: agent.reasoning_effort.map(|effort| effort.as_str().to_owned()),
+            agent_prompt: prompt.to_owned(),
+            agent_prompt_sha256: hex(&Sha256::digest(prompt.as_bytes())),
+            context: composed.map(|composed| composed.text).unwrap_or_default(),
+            native_ref: session.native_ref.as_ref().and_then(to_proto::native_ref),
+            options: Some(engine::TurnOptions {
+                permissions: to_proto::permission_mode(agent.permissions).into(),
+                idle_timeout: None,
+                deadline: None,
+            }),
+            agent: agent.name.clone(),
+            replaces: session.replaces.as_ref().map(ToString::to_string).unwrap_or_default(),
+        };
+        Ok((request, given))
+    }
+
+    /// Calls StartOrResume. A cancel that comes meanwhile is told to the runner at once, on the same link.
+    async fn call_open(
+        &mut self,
+        request: engine::StartOrResumeRequest,
+    ) -> StepResult<Reached<engine::StartOrResumeResponse>> {
+        let runner = self.runner()?;
+        let mut pauses = Pauses::new(self.app.settings.backoff);
+        loop {
+            let outcome = match runner.link() {
+                Ok(link) => {
+                    let call = link.start_or_resume(request.clone());
+                    let mut call = std::pin::pin!(call);
+                    let mut told = false;
+                    loop {
+                        let signals = std::sync::Arc::clone(&self.signals);
+                        tokio::select! {
+                            outcome = &mut call => break outcome,
+                            () = signals.poke.notified(), if !told => {
+                                if self.refresh_cancelled().await? {
+                                    told = true;
+                                    let cancelled = link.cancel(self.cancel_request()?).await;
+                                    tracing::debug!(?cancelled, "cancelled while the engine starts");
+                                    if cancelled.is_err() {
+                                        // The runner is asked again, and again told, after it was inspected.
+                                        return Ok(Reached::Changed);
+                                    }
+                                }
+                            }
+                        }
+                    }
+                }
+                Err(error) => Err(error),
+            };
+            let cancelled = self.stored()?.turn.state == TurnState::Cancelling;
+            match outcome {
+                Ok(answer) => {
+                    self.answered(&runner);
+                    return Ok(Reached::Answer(answer));
+                }
+                Err(CallError::Refused { reason, message, .. }) => {
+                    self.answered(&runner);
+                    if cancelled {
+                        return Ok(Reached::Changed);
+                    }
+                    return Ok(Reached::Refused(reason, message));
+                }
+                Err(CallError::Unreachable(detail)) => {
+                    if cancelled {
+                        return Ok(Reached::Changed);
+                    }
+                    if self.gone(&runner, Until::AwayTimeout) {
+                        return Ok(Reached::Away(detail));
+                    }
+                    tracing::debug!(detail, "no answer to the opening");
+                    self.pause_for_runner(&runner, pauses.next()).await;
+                    if self.dispatch.is_none() {
+                        return Ok(Reached::Changed);
+                    }
+                }
+            }
+        }
+    }
+
+    async fn open_refused(&mut self, reason: Option<ErrorReason>, message: &str) -> StepResult {
+        let error = match reason {
+            Some(ErrorReason::Draining) => reasons::draining(&self.runner_name()),
+            Some(ErrorReason::StaleEpoch) => reasons::stale(&self.runner_name()),
+            Some(ErrorReason::WorkspaceBusy) => reasons::busy_on_runner(message),
+            other => return self.fail(reasons::refused(other, message)).await,
+        };
+        // These pass by themselves: the runner starts again, registers, or ends the other turn.
+        if self.waited_out() {
+            return self.fail(error).await;
+        }
+        let runner = self.runner()?;
+        let pause = self.pauses.next();
+        self.pause_for_runner(&runner, pause).await;
+        self.dispatch = None;
+        Ok(Flow::Again)
+    }
+
+    async fn opened(
+        &mut self,
+        session: &Session,
+        response: engine::StartOrResumeResponse,
+        given: Given,
+    ) -> StepResult {
+        use engine::start_or_resume_response::Result as R;
+        let result = response.result();
+        match result {
+            R::Started | R::Resumed | R::AlreadyOpen => {}
+            R::Unusable => {
+                return self.replace(session, &response.unusable_reason).await;
+            }
+            R::Unspecified => {
+                let error = reasons::refused(None, "the runner's answer to the opening is not known here");
+                return self.fail(error).await;
+            }
+        }
+        let made_for_this = session.created_by == self.turn_id;
+        let origin = match result {
+            R::Started | R::AlreadyOpen if made_for_this && session.replaces.is_some() => Origin::Replaced,
+            R::Started => Origin::Started,
+            R::AlreadyOpen if made_for_this => Origin::Started,
+            R::AlreadyOpen | R::Resumed | R::Unusable | R::Unspecified => Origin::Resumed,
+        };
+        let prompt = match self.prompt() {
+            Some(prompt @ (PromptUse::Initial | PromptUse::NewSession)) => prompt,
+            Some(PromptUse::AppliedOnResume) | None if response.prompt_applied => PromptUse::AppliedOnResume,
+            None if made_for_this => PromptUse::Initial,
+            Some(PromptUse::AppliedOnResume | PromptUse::Unchanged) | None => PromptUse::Unchanged,
+        };
+        let opening = Opening {
+            origin,
+            prompt,
+            summary: given.summary,
+            history: given.history,
+            omitted: given.omitted,
+            through: given.through,
+        };
+        let command = RecordOpening {
+            owner: self.owner()?,
+            session_id: session.id.clone(),
+            opening,
+            // What is known to be resumable comes as an event. A first answer proves nothing yet.
+            native_ref: None,
+            events: Vec::new(),
+            time: clock::now(),
+        };
+        let turn = self.app.store.record_opening(command).await?;
+        self.opened = opened_of(&turn, session);
+        self.stored_mut()?.turn = turn;
+        self.view = RunnerView::Opened;
+        Ok(Flow::Again)
+    }
+
+    /// Gives the message to the engine.
+    pub(super) async fn send(&mut self) -> StepResult {
+        let session = self.session()?;
+        let dispatch = self.stored()?;
+        let request = engine::SendRequest {
+            session_id: session.id.to_string(),
+            turn_id: dispatch.turn.id.to_string(),
+            epoch: dispatch.turn.epoch.0,
+            message_id: dispatch.message.id.to_string(),
+            text: dispatch.message.body.clone(),
+            mode: engine::SendMode::NewTurn.into(),
+        };
+        let reached = self
+            .reach(Until::Lost, |link| {
+                let request = request.clone();
+                async move { link.send(request).await }
+            })
+            .await?;
+        kill_point!("after-send");
+        match reached {
+            Reached::Answer(_) => {
+                self.view = RunnerView::HasMessage;
+                Ok(Flow::Again)
+            }
+            Reached::Changed => {
+                // It may have arrived.
+                self.view = RunnerView::NotAsked;
+                Ok(Flow::Again)
+            }
+            Reached::Away(_) => self.lose().await,
+            Reached::Refused(
+                Some(ErrorReason::WrongState | ErrorReason::TurnNotFound | ErrorReason::SessionNotFound),
+                message,
+            ) => {
+                tracing::info!(message, "the runner refuses the message; it is asked what it knows");
+                self.view = RunnerView::NotAsked;
+                let pause = self.pauses.next();
+                self.pause(pause).await;
+                Ok(Flow::Again)
+            }
+            Reached::Refused(Some(ErrorReason::StaleEpoch), _) => {
+                self.open_refused(Some(ErrorReason::StaleEpoch), "").await
+            }
+            Reached::Refused(reason, message) => self.fail(reasons::refused(reason, &message)).await,
+        }
+    }
+
+    /// Puts another session in the place of one that is stored as unusable.
+    pub(super) async fn replace_unusable(&mut self) -> StepResult {
+        let session = self.session()?;
+        let reason = match &session.state {
+            SessionState::Unusable(reason) => reason.clone(),
+            SessionState::Active => return Err(Interrupt::Reload),
+        };
+        self.replace(&session, &reason).await
+    }
+
+    /// Marks the turn's session unusable and binds another one in its place. A replacement that is unusable itself
+    /// is not replaced again.
+    pub(super) async fn replace(&mut self, session: &Session, reason: &str) -> StepResult {
+        if session.replaces.is_some() && session.created_by == self.turn_id {
+            return self.fail(reasons::unusable_twice(reason)).await;
+        }
+        tracing::warn!(session_id = %session.id, reason, "the session is unusable; it is replaced in the same turn");
+        let replacement = SessionId::new(clock::uuid());
+        let time = clock::now();
+        let command = ReplaceSession {
+            owner: self.owner()?,
+            unusable: session.id.clone(),
+            reason: reason.to_owned(),
+            replacement,
+            events: if matches!(session.state, SessionState::Active) {
+                vec![unusable_event(session, reason, time)]
+            } else {
+                // The runner's own event about it is stored.
+                Vec::new()
+            },
+            time,
+        };
+        let session = self.app.store.replace_session(command).await?;
+        self.set_prompt(PromptUse::Initial);
+        self.bind(session)?;
+        if self.view != RunnerView::Unknown {
+            self.view = RunnerView::Known;
+        }
+        Ok(Flow::Again)
+    }
+
+    /// Ends the turn LOST because its runner was silent for too long.
+    pub(super) async fn lose(&mut self) -> StepResult {
+        let error = reasons::runner_lost(&self.runner_name(), self.unreachable_seconds());
+        self.close_own(Outcome::Lost(error), false).await
+    }
+}
+
+fn unusable_event(session: &Session, reason: &str, time: roundhouse_domain::time::Timestamp) -> NewEvent {
+    let event = engine::SessionEvent {
+        state: engine::session_event::State::Unusable.into(),
+        session_id: session.id.to_string(),
+        reason: reason.to_owned(),
+        ..engine::SessionEvent::default()
+    };
+    let source = EventSource::Own { key: format!("session-unusable:{}", session.id) };
+    NewEvent {
+        source,
+        kind: roundhouse_domain::event::EventKind::Session,
+        payload: engine::EventBody { kind: Some(Kind::Session(event)) }.encode_to_vec(),
+        time,
+        effect: roundhouse_domain::event::Effect::None,
+    }
+}
+
+/// What the control plane knows of the turn's opening, for the runner's event about it.
+pub(super) fn opened_of(turn: &roundhouse_domain::turn::Turn, session: &Session) -> Opened {
+    let opening = turn.opening.as_ref();
+    effects::Opened {
+        session_id: session.id.to_string(),
+        replaces: session
+            .replaces
+            .as_ref()
+            .filter(|_| session.created_by == turn.id)
+            .map(ToString::to_string),
+        origin: opening.map_or(engine::Origin::Unspecified, |opening| to_proto::origin(opening.origin)),
+        history_given: opening.is_some_and(|opening| opening.history > 0),
+        summary_given: opening.is_some_and(|opening| opening.summary),
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write as _;
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut hex, byte| {
+        // Writing to a String cannot fail.
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
+}

@@ -1,0 +1,101 @@
+//! Exact crashes for tests. Without the feature `failpoints` nothing of this exists in the program.
+//!
+//! `FAILPOINTS` is a list like `control-plane::after-send=return;control-plane::before-append=2*return`: the process
+//! ends itself by SIGKILL at the named point, with a count in front of `*` at the n-th passage. In tests within one
+//! process a hook can be set instead, which may make the passing task stop for ever.
+
+/// Ends the process here if the point is armed.
+macro_rules! kill_point {
+    ($name:literal) => {
+        #[cfg(feature = "failpoints")]
+        $crate::failpoint::pass(concat!("control-plane::", $name)).await;
+    };
+}
+pub(crate) use kill_point;
+
+#[cfg(feature = "failpoints")]
+pub use armed::{Hook, hook};
+
+#[cfg(feature = "failpoints")]
+pub(crate) use armed::pass;
+
+#[cfg(feature = "failpoints")]
+mod armed {
+    use std::collections::HashMap;
+    use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+
+    use tokio::sync::Notify;
+
+    /// Holds the tasks that come to a point, until it is dropped.
+    #[derive(Debug)]
+    pub struct Hook {
+        name: String,
+        reached: Arc<Notify>,
+    }
+
+    static HOOKS: LazyLock<Mutex<HashMap<String, Arc<Notify>>>> = LazyLock::new(Mutex::default);
+    static ARMED: LazyLock<Mutex<HashMap<String, u32>>> = LazyLock::new(|| {
+        let text = std::env::var("FAILPOINTS").unwrap_or_default();
+        Mutex::new(text.split(';').filter_map(parse).collect())
+    });
+
+    fn parse(entry: &str) -> Option<(String, u32)> {
+        let (name, action) = entry.trim().split_once('=')?;
+        let count = match action.split_once('*') {
+            Some((count, "return")) => count.parse().ok()?,
+            Some(_) => return None,
+            None if action == "return" => 1,
+            None => return None,
+        };
+        Some((name.to_owned(), count))
+    }
+
+    /// Holds every task that comes to `name` (`control-plane::after-send` and so on) for ever, as if the process had
+    /// died there.
+    #[must_use]
+    pub fn hook(name: &str) -> Hook {
+        let reached = Arc::new(Notify::new());
+        let mut hooks = HOOKS.lock().unwrap_or_else(PoisonError::into_inner);
+        hooks.insert(name.to_owned(), Arc::clone(&reached));
+        Hook { name: name.to_owned(), reached }
+    }
+
+    impl Hook {
+        /// Waits until a task has come to the point.
+        pub async fn reached(&self) {
+            self.reached.notified().await;
+        }
+    }
+
+    impl Drop for Hook {
+        fn drop(&mut self) {
+            HOOKS.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.name);
+        }
+    }
+
+    pub(crate) async fn pass(name: &str) {
+        let hook = HOOKS.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned();
+        if let Some(reached) = hook {
+            reached.notify_one();
+            std::future::pending::<()>().await;
+        }
+        let dies = match ARMED.lock().unwrap_or_else(PoisonError::into_inner).get_mut(name) {
+            Some(count) => {
+                *count = count.saturating_sub(1);
+                *count == 0
+            }
+            None => false,
+        };
+        if dies {
+            die(name);
+        }
+    }
+
+    fn die(name: &str) -> ! {
+        tracing::error!(point = name, "failpoint: ending this process");
+        // SIGKILL, so that nothing runs that would not run in a crash.
+        let pid = std::process::id().to_string();
+        let _ = std::process::Command::new("/bin/kill").args(["-KILL", &pid]).status();
+        std::process::abort()
+    }
+}
