@@ -301,3 +301,47 @@ fn the_rest_of_the_adapters_data() {
     assert!(claude.capabilities().finished_event_required);
     assert!(adapter("nobody").is_none());
 }
+
+#[test]
+fn nothing_in_the_workspace_configures_the_engine() {
+    // Its settings could redirect the API's address and so send the key away.
+    let plan = Wish::new().plan().unwrap();
+    for flag in ["--strict-mcp-config", "--setting-sources=user"] {
+        assert!(plan.args.iter().any(|arg| arg == flag), "{flag}");
+    }
+    assert!(!plan.args.iter().any(|arg| arg.starts_with("--mcp-config") || arg.starts_with("--add-dir")));
+    assert_eq!(plan.env["CLAUDE_CODE_DISABLE_CLAUDE_MDS"].expose(), "1");
+}
+
+#[test]
+fn sessions_of_one_home_neither_wake_nor_read_each_other() {
+    let plan = Wish::new().plan().unwrap();
+    assert!(plan.args.contains(&r#"--settings={"crossSessionInbound":"refuse"}"#.to_owned()));
+    let disallowed = plan.args.iter().find_map(|arg| arg.strip_prefix("--disallowedTools=")).unwrap();
+    let disallowed: Vec<&str> = disallowed.split(',').collect();
+    for tool in ["SendMessage", "ListAgents", "CronCreate", "ScheduleWakeup"] {
+        assert!(disallowed.contains(&tool), "{tool}");
+    }
+    assert_eq!(plan.env["CLAUDE_CODE_DISABLE_AUTO_MEMORY"].expose(), "1");
+    assert_eq!(plan.env["CLAUDE_CODE_DISABLE_CRON"].expose(), "1");
+    // Sockets and task files of one process lie in its own directory.
+    assert_eq!(plan.env["TMPDIR"], plan.env["CLAUDE_CODE_TMPDIR"]);
+    assert_eq!(plan.env["TMPDIR"].expose(), "/state/tmp/spl_1");
+}
+
+#[test]
+fn background_tasks_are_off() {
+    assert_eq!(Wish::new().plan().unwrap().env["CLAUDE_CODE_DISABLE_BACKGROUND_TASKS"].expose(), "1");
+}
+
+#[test]
+fn silent_retries_are_bounded_below_the_idle_time() {
+    let plan = Wish::new().plan().unwrap();
+    let number = |name: &str| plan.env[name].expose().parse::<u64>().unwrap();
+    // Ten minutes of silence end a turn. A single try must be over before, and so must a stream without a byte.
+    assert!(number("API_TIMEOUT_MS") < 600_000);
+    assert!(number("CLAUDE_BYTE_STREAM_IDLE_TIMEOUT_MS") < 600_000);
+    assert_eq!(plan.env["CLAUDE_ENABLE_BYTE_WATCHDOG"].expose(), "1");
+    // With the waits between them, all tries together stay under a quarter of an hour and some seconds.
+    assert!(number("CLAUDE_CODE_MAX_RETRIES") <= 4);
+}

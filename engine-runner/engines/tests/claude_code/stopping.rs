@@ -1,11 +1,12 @@
 //! Interrupts, signals and deaths.
 
 use pretty_assertions::assert_eq;
-use roundhouse_engines::{Event, OpenMode, Output, Reason, TurnOutcome};
+use roundhouse_engines::{Event, Exit, Frame, OpenMode, Output, Reason, TurnOutcome, WaitingFor};
+use serde_json::json;
 
 use crate::support::{
-    NATIVE, Owned, begun, closing, end, ends, events, failure, feed, open, play, play_frames, recording, run,
-    transcript, translator,
+    NATIVE, Owned, begun, claude, closing, end, ends, events, failure, feed, open, play, play_frames,
+    recording, run, transcript, translator,
 };
 
 #[test]
@@ -105,4 +106,40 @@ fn a_line_without_end_fails_the_turn_and_asks_for_the_ladder() {
     let TurnOutcome::Failed { failure } = &end.outcome else { panic!("{end:?}") };
     assert_eq!(failure.native_code.as_deref(), Some("oversized_line"));
     assert!(!reader.standing().quiescent, "it takes no other turn");
+}
+
+#[test]
+fn a_hang_in_mid_stream_is_silence_for_our_own_watchdog() {
+    let run = recording("err_hangmid");
+    let mut reader = translator(&run.open);
+    let hang = run.frames.iter().position(
+        |frame| matches!(frame, Owned::Out(line) if String::from_utf8_lossy(line).contains("thrown away")),
+    );
+    feed(reader.as_mut(), &run.frames[..=hang.unwrap()]);
+    // The model's server goes on pinging for ever: the timer must run.
+    let ping =
+        Owned::line(&json!({"type": "stream_event", "event": {"type": "ping"}, "parent_tool_use_id": null}));
+    let frame = Frame { number: 100, body: ping.body() };
+    assert!(!claude().counts_as_activity(&frame));
+    assert_eq!(reader.feed(frame), vec![]);
+    assert_eq!(reader.standing().waiting_for, WaitingFor::Model);
+    assert!(!reader.standing().ended);
+    // What the watchdog then does ends the turn, and the text so far is kept once.
+    let outputs = feed(
+        reader.as_mut(),
+        &[
+            Owned::Intent("interrupt.trn_1".into()),
+            Owned::Signal(15),
+            Owned::Exit(Exit { code: Some(143), signal: None }),
+        ],
+    );
+    let texts: Vec<_> = outputs
+        .iter()
+        .filter_map(|output| match output {
+            Output::Event { event: Event::Text(text) } => Some((text.body.text.as_str(), text.incomplete)),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(texts, [("thrown away ", true)]);
+    assert!(matches!(outputs.last(), Some(Output::TurnEnded(end)) if end.outcome == TurnOutcome::Cancelled));
 }

@@ -162,6 +162,7 @@ impl ClaudeTranslator {
             "init" => self.init(line, out),
             "api_retry" => self.api_retry(line, out),
             "compact_boundary" => {
+                self.summary_due = true;
                 let detail = line.get("compact_metadata").unwrap_or(&Value::Null);
                 let count = |key: &str| detail.get(key).and_then(Value::as_u64).map(|n| n.to_string());
                 let message = format!(
@@ -410,6 +411,9 @@ impl ClaudeTranslator {
             }
         }
         if wire::flag(line, "isSynthetic") && parent.is_none() {
+            if std::mem::take(&mut self.summary_due) {
+                return;
+            }
             if wire::flag(line, "refusal_retry") {
                 self.run.clear();
             } else {

@@ -102,6 +102,8 @@ pub(super) struct ClaudeTranslator {
     run: String,
     /// The engine had the agent go on in the middle of a reply: the result holds only its last piece.
     continued: bool,
+    /// The history was just compacted: the summary comes as a line of the engine's own.
+    summary_due: bool,
     /// What the agent said in all, for a turn without a good result.
     said: String,
     said_bytes: u64,
@@ -144,6 +146,7 @@ impl ClaudeTranslator {
             answered: false,
             run: String::new(),
             continued: false,
+            summary_due: false,
             said: String::new(),
             said_bytes: 0,
             interrupted: false,
