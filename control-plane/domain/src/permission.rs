@@ -43,6 +43,8 @@ pub struct PermissionRequest {
     pub title: String,
     /// When the runner will deny it, as wall time for show.
     pub deadline: Option<Timestamp>,
+    /// The request in full, encoded by whoever asks; opaque here, at most [`crate::limits::MAX_EVENT`] bytes.
+    pub body: Vec<u8>,
 }
 
 /// How the runner settled it.

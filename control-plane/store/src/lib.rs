@@ -9,6 +9,8 @@
 #![forbid(unsafe_code)]
 
 mod command;
+#[cfg(any(test, feature = "conformance"))]
+pub mod conformance;
 mod error;
 mod hint;
 mod sqlite;

@@ -159,6 +159,8 @@ pub struct WorkspaceView {
     pub workspace: Workspace,
     /// Who has its slot, if anybody; parents and children are not looked at.
     pub holder: Option<SlotHolder>,
+    /// How many promoted turns of this workspace wait for the slot.
+    pub waiting: u32,
 }
 
 /// What freeing a workspace did.

@@ -45,6 +45,7 @@ fn a_permission_asks_until_it_is_answered() {
             tool: "Bash".into(),
             title: "rm".into(),
             deadline: None,
+            body: Vec::new(),
         },
         conversation_id: ConversationId::parse("cnv_1").unwrap(),
         turn_id: turn(1),

@@ -31,6 +31,11 @@ pub(super) fn validate(events: &[NewEvent], terminal: bool) -> Result<()> {
             let problem = format!("{} bytes; an event has at most {MAX_EVENT}", event.payload.len());
             return Err(Error::invalid("events.payload", problem));
         }
+        if let Effect::PermissionRequested(request) = &event.effect
+            && request.body.len() > MAX_EVENT
+        {
+            return Err(Error::invalid("events.effect", format!("a request has at most {MAX_EVENT} bytes")));
+        }
         if let EventSource::Own { key } = &event.source
             && (key.is_empty() || key.len() > 200)
         {
@@ -195,10 +200,11 @@ pub(super) fn raise_watermark(c: &Connection, session: &SessionId, position: Pos
 }
 
 fn requested(c: &Connection, head: &Head, request: &PermissionRequest, at: Timestamp) -> Result<bool> {
-    let sql = "INSERT INTO permission (id, turn_key, tool, title, deadline, create_time) \
-               VALUES (?1, ?2, ?3, ?4, ?5, ?6) ON CONFLICT (id) DO NOTHING";
+    let sql = "INSERT INTO permission (id, turn_key, tool, title, deadline, body, create_time) \
+               VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT (id) DO NOTHING";
     let deadline = request.deadline.map(|t| t.0);
-    let values = params![request.request_id, head.key, request.tool, request.title, deadline, at.0];
+    let values =
+        params![request.request_id, head.key, request.tool, request.title, deadline, request.body, at.0];
     Ok(execute(c, sql, values)? == 1)
 }
 

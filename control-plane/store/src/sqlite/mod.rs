@@ -75,6 +75,8 @@ impl SqliteStore {
     /// [`Error::InUse`] when another process has it, [`Error::NewerSchema`], [`Error::Open`], and
     /// [`Error::Unavailable`] when it cannot be written.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
+        #[cfg(feature = "failpoints")]
+        writer::arm();
         let path = path.into();
         let lock = Lock::take(&path)?;
         create_private(&path)?;

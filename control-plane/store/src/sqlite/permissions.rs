@@ -63,7 +63,7 @@ pub(super) fn list_permissions(c: &Connection, query: &ListPermissions) -> Resul
     let conversation = query.conversation_id.as_ref().map(AsRef::<str>::as_ref);
     let turn = query.turn_id.as_ref().map(AsRef::<str>::as_ref);
     let values = params![after, conversation, turn, query.open_only];
-    paged(c, sql, values, query.limit, permission, |p| p.request.title.len() + WEIGHT)
+    paged(c, sql, values, query.limit, permission, |p| p.request.body.len() + p.request.title.len() + WEIGHT)
 }
 
 pub(super) fn pending_answers(c: &Connection) -> Result<Vec<Permission>> {

@@ -188,6 +188,7 @@ pub(super) fn permission(row: &Row<'_>) -> Result<Permission> {
             tool: row.get("tool")?,
             title: row.get("title")?,
             deadline: row.time_or_null("deadline")?,
+            body: row.get("body")?,
         },
         conversation_id: row.parsed("conversation_id")?,
         turn_id: row.parsed("turn_id")?,

@@ -5,6 +5,7 @@ use roundhouse_domain::id::{ControlPlaneId, RunnerId, WorkspaceId};
 use roundhouse_domain::limits::MAX_NAME;
 use roundhouse_domain::runner::Runner;
 use roundhouse_domain::time::Timestamp;
+use roundhouse_domain::workspace::Workspace;
 use rusqlite::{Connection, Row, params};
 
 use super::dispatch::{delete_slot, raise, slot_of};
@@ -92,7 +93,15 @@ pub(super) fn list_runners(c: &Connection) -> Result<Vec<Runner>> {
 }
 
 pub(super) fn get_workspace(c: &Connection, id: &WorkspaceId) -> Result<WorkspaceView> {
-    Ok(WorkspaceView { workspace: find_workspace(c, id)?, holder: slot_of(c, id)? })
+    workspace_view(c, find_workspace(c, id)?)
+}
+
+fn workspace_view(c: &Connection, workspace: Workspace) -> Result<WorkspaceView> {
+    let sql = "SELECT count(*) AS waiting FROM turn t WHERE t.workspace_id = ?1 AND t.state = 'DISPATCHING' \
+               AND NOT EXISTS (SELECT 1 FROM slot l WHERE l.turn_key = t.key)";
+    let waiting = first(c, sql, [workspace.id.as_str()], |row| row.count("waiting"))?.unwrap_or(0);
+    let waiting = u32::try_from(waiting).unwrap_or(u32::MAX);
+    Ok(WorkspaceView { holder: slot_of(c, &workspace.id)?, workspace, waiting })
 }
 
 pub(super) fn list_workspaces(
@@ -103,11 +112,7 @@ pub(super) fn list_workspaces(
 ) -> Result<Page<WorkspaceView>> {
     let sql = "SELECT * FROM workspace WHERE id > ?1 AND (?2 IS NULL OR runner_id = ?2) ORDER BY id";
     let values = params![after.map_or("", WorkspaceId::as_str), runner.map(RunnerId::as_str)];
-    let read = |row: &Row<'_>| {
-        let workspace = workspace(row)?;
-        let holder = slot_of(c, &workspace.id)?;
-        Ok(WorkspaceView { workspace, holder })
-    };
+    let read = |row: &Row<'_>| workspace_view(c, workspace(row)?);
     paged(c, sql, values, limit, read, |view| view.workspace.path.len() + 200)
 }
 

@@ -89,11 +89,13 @@ impl Ran {
 /// Answers a caller: with the command's own result, or with the batch's failure.
 type Answer = Box<dyn FnOnce(std::result::Result<(), (Unavailable, String)>) + Send>;
 
+/// Runs a command; without a scope it is only turned into its answer.
+type Run = Box<dyn FnOnce(Option<&mut Scope<'_>>) -> Ran + Send>;
+
 struct Job {
     name: &'static str,
     cost: Cost,
-    /// Runs the command; without a scope it is only turned into its answer.
-    run: Box<dyn FnOnce(Option<&mut Scope<'_>>) -> Ran + Send>,
+    run: Run,
     /// Gives back the room in the queue when the job is taken.
     _room: OwnedSemaphorePermit,
 }
@@ -355,14 +357,29 @@ fn execute(connection: &Connection, sql: &str) -> std::result::Result<(), Failur
         .map_err(|e| (classify(&e).unwrap_or(Unavailable::Io), e.to_string()))
 }
 
-/// The failpoints of a batch: `store::<method>::<when>`, once for each command.
+/// The failpoints of a batch: `store::<method>::before_commit` and `store::<method>::after_commit`, once for each
+/// command. The action `return` ends the process on the spot, as a crash would; the others do what they say.
 #[cfg(feature = "failpoints")]
 fn point(names: &[&'static str], when: &str) {
     for name in names {
-        let point = format!("store::{name}::{when}");
-        fail::fail_point!(&point);
+        if fail::eval(&format!("store::{name}::{when}"), |_| ()).is_some() {
+            std::process::abort();
+        }
     }
 }
 
 #[cfg(not(feature = "failpoints"))]
 fn point(_names: &[&'static str], _when: &str) {}
+
+/// Arms the failpoints of this crate that `FAILPOINTS` names; other entries are other crates' matter.
+#[cfg(feature = "failpoints")]
+pub(super) fn arm() {
+    let text = std::env::var("FAILPOINTS").unwrap_or_default();
+    for (name, action) in text.split(';').filter_map(|entry| entry.trim().split_once('=')) {
+        if name.starts_with("store::")
+            && let Err(error) = fail::cfg(name, action)
+        {
+            tracing::error!(name, action, error, "a failpoint cannot be armed");
+        }
+    }
+}

@@ -104,6 +104,7 @@ CREATE UNIQUE INDEX turn_lock ON turn (conversation_key)
     WHERE state IN ('DISPATCHING', 'RUNNING', 'WAITING_FOR_PERMISSION', 'CANCELLING');
 CREATE INDEX turn_queue ON turn (conversation_key, key) WHERE state = 'QUEUED';
 CREATE INDEX turn_conversation ON turn (conversation_key, key);
+CREATE INDEX turn_dispatching ON turn (workspace_id) WHERE state = 'DISPATCHING';
 CREATE INDEX turn_unacknowledged ON turn (workspace_id) WHERE end_time IS NOT NULL AND acknowledge_time IS NULL;
 
 -- One slot per workspace, and one per turn.
@@ -162,6 +163,7 @@ CREATE TABLE permission (
     tool TEXT NOT NULL,
     title TEXT NOT NULL,
     deadline INTEGER,
+    body BLOB NOT NULL,
     create_time INTEGER NOT NULL,
     intent TEXT,
     result TEXT,
