@@ -42,6 +42,9 @@ pub(crate) const CLOSED: &str = "closed";
 /// How long a keeper may take from its start until its socket listens.
 const READY_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Version of `meta.json`, the spool and the protocol together, as this code writes them.
+pub(crate) const META_VERSION: u16 = 1;
+
 /// What `meta.json` holds. Only `spool_id` and `owner` are ever decided by; the rest is for people.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Meta {
@@ -104,7 +107,7 @@ pub enum KeeperState {
     Live,
     /// The lock is free: it is dead, whatever any recorded process id is doing.
     Dead,
-    /// It is another runner's, or another user's: to be left alone.
+    /// It is another runner's, another user's, or a newer program's: to be left alone.
     Foreign,
 }
 
@@ -326,7 +329,8 @@ pub fn state_of(dir: &Path, owner: &str) -> Result<KeeperState, KeeperDirError> 
         return Ok(KeeperState::Foreign);
     }
     match read_meta(dir) {
-        Some(meta) if meta.owner != owner => Ok(KeeperState::Foreign),
+        // A newer program's keeper is its own affair, too.
+        Some(meta) if meta.owner != owner || meta.version > META_VERSION => Ok(KeeperState::Foreign),
         // Without a description the keeper died before it wrote one: it is in our directory, so it was ours.
         _ => lock_state(dir),
     }

@@ -9,7 +9,7 @@ mod links;
 mod output;
 mod run;
 
-use crate::directory::{CLOSED, LOCK, META, Meta};
+use crate::directory::{CLOSED, LOCK, META, META_VERSION, Meta};
 use crate::frame::{Cause, FrameBody};
 use crate::launch::launch;
 use crate::mask::Masker;
@@ -140,7 +140,7 @@ fn take_lock(path: &Path) -> Result<Flock<File>, String> {
 
 fn write_meta(dir: &Path, plan: &KeeperPlan) -> Result<(), String> {
     let meta = Meta {
-        version: 1,
+        version: META_VERSION,
         spool_id: plan.spool_id.clone(),
         owner: plan.owner.clone(),
         keeper_pid: std::process::id(),

@@ -5,8 +5,8 @@
 mod support;
 
 use roundhouse_process::{
-    Cause, ExitStatus, FrameBody, IsolationLevel, KeeperPlan, SpawnStage, SpoolReader, close_dead,
-    descendants, probe, spawn_keeper, sweep,
+    Cause, ExitStatus, FrameBody, IsolationLevel, KeeperPlan, KeeperState, SpawnStage, SpoolReader,
+    close_dead, descendants, probe, spawn_keeper, state_of, sweep,
 };
 use std::collections::HashSet;
 use std::os::unix::fs::PermissionsExt as _;
@@ -96,6 +96,7 @@ fn nothing_outlives_the_keepers_own_sigkill() {
         assert!(below.len() >= 2, "the engine and its child are below the init: {below:?}");
         rig.handle.kill().unwrap();
         assert!(rig.handle.wait(LONG).unwrap());
+        assert_eq!(state_of(&rig.dir, OWNER).unwrap(), KeeperState::Dead, "nobody else holds the lock");
         wait_for("end of all", || {
             (holders(&token).is_empty() && !is_alive(init) && !below.iter().any(|pid| is_alive(*pid)))
                 .then_some(())
@@ -184,6 +185,24 @@ fn without_isolation_the_engine_itself_is_still_reached() {
     assert!(frames.iter().any(|frame| frame.body == FrameBody::Exit(ExitStatus::Signal(libc::SIGKILL))));
 }
 
+#[test]
+fn an_init_that_is_stopped_is_killed_with_all_below() {
+    let mut rig = Rig::start(at(IsolationLevel::PidNamespace));
+    let token = token("stopped", IsolationLevel::PidNamespace);
+    linger(&mut rig, "linger", &token);
+    let init = nix::unistd::Pid::from_raw(rig.status().init_pid);
+    nix::sys::signal::kill(init, nix::sys::signal::Signal::SIGSTOP).unwrap();
+    assert_eq!(rig.link.kill_all().unwrap(), 0);
+    assert_eq!(holders(&token), [] as [i32; 0]);
+    rig.end();
+}
+
+#[test]
+fn orphans_come_to_a_subreaper_and_are_reaped() {
+    let output = Command::new(FIXTURE).arg("reap").output().unwrap();
+    assert_eq!(text(&output), "reaped");
+}
+
 /// A copy of the fixture that any user may run, and a directory for it.
 fn open_to_all() -> (tempfile::TempDir, PathBuf, PathBuf) {
     let tmp = tempfile::tempdir().unwrap();
@@ -226,6 +245,22 @@ fn a_user_without_rights_reaches_a_pid_namespace_through_a_user_namespace() {
     assert!(seen.starts_with(&format!("PID_NAMESPACE map={uid} {uid} 1 pid ")), "{seen}");
     let pid: i32 = seen.split(' ').nth(5).unwrap().parse().unwrap();
     assert!(pid > 400, "ids are drawn there too: {seen}");
+}
+
+#[test]
+fn without_pid_namespaces_the_next_level_is_reached_and_the_reason_told() {
+    let (_tmp, exe, dir) = open_to_all();
+    // In a user namespace of its own, this forbids them to itself and all below.
+    let run = |args: &str| {
+        let script = format!("echo 0 > /proc/sys/user/max_pid_namespaces && exec {} {args}", exe.display());
+        Command::new("unshare").args(["--user", "--map-root-user", "sh", "-c", &script]).output().unwrap()
+    };
+    let output = run("probe");
+    assert_eq!(text(&output), "SUBREAPER false");
+    let detail = String::from_utf8(output.stderr).unwrap();
+    assert!(detail.contains("PID namespace: clone refused"), "{detail}");
+    let seen = text(&run(&format!("host {}", dir.display())));
+    assert!(seen.starts_with("SUBREAPER "), "{seen}");
 }
 
 /// In a mount namespace of its own, made by a user namespace where this is not root.

@@ -133,8 +133,7 @@ fn the_engine_finds_exactly_what_the_plan_names() {
     assert_eq!(rig.ask("env ROUNDHOUSE_KEEPER"), spool_id);
     let number = rig.ask("env KEY_FD");
     assert_eq!(rig.ask("fds"), {
-        let mut fds =
-            vec!["0=pipe".to_owned(), "1=pipe".to_owned(), "2=pipe".to_owned(), format!("{number}=pipe")];
+        let mut fds = ["0=pipe", "1=pipe", "2=pipe", &format!("{number}=pipe")].map(str::to_owned);
         fds.sort();
         fds.join(" ")
     });
