@@ -65,7 +65,7 @@ pub struct Capabilities {
     pub permissions: Vec<Permissions>,
 }
 
-/// One engine. Stateless; get it with [`crate::adapter`].
+/// One engine. Stateless; get it with [`crate::adapter()`].
 pub trait Adapter: Debug + Send + Sync {
     /// The engine's name in agent files, events and configuration, for example `claude-code`.
     fn name(&self) -> &'static str;

@@ -232,7 +232,13 @@ fn by_error(api: &ApiError, result: &ResultFacts) -> Failure {
         (_, Some(413)) => Failure::new(Reason::ContextTooLong, &message),
         ("server_error" | "overloaded", _) | (_, Some(408 | 500..)) => process(true, true),
         // The API did not like the request itself; the same request will not fare better.
-        (_, Some(400..)) => process(false, false),
+        (_, Some(400..)) => Failure {
+            what_to_do:
+                "Read the message: the model's service refused the request itself. Change the model, the \
+                         effort or the message, then send it again."
+                    .to_owned(),
+            ..process(false, false)
+        },
         _ if is_quota_text(&message) => Failure::new(Reason::Quota, &message),
         _ => process(is_unavailable_text(&message), true),
     }

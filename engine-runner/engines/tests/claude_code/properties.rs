@@ -6,7 +6,8 @@ use proptest::prelude::*;
 use roundhouse_engines::{Exit, Frame, Output, TranslatorOpen};
 
 use crate::support::{
-    Owned, Run, begun, feed, names, open, play, recording, render, terminals, transcript, translator,
+    Owned, Run, begun, feed, names, open, play, recording, render, result, state, terminals, transcript,
+    translator,
 };
 
 /// The frames of the first turn: up to the next delivery after its end.
@@ -33,11 +34,19 @@ fn exit() -> Owned {
     Owned::Exit(Exit { code: None, signal: Some(9) })
 }
 
+/// What something that holds a dead engine's pipe could print.
+fn late() -> Vec<Owned> {
+    let mut late = begun();
+    late.extend([result("late"), state("idle")]);
+    late
+}
+
 /// Plays frames and an exit, and asserts exactly one end.
 fn ends_once(name: &str, open: &TranslatorOpen, frames: &[Owned]) {
     let mut reader = translator(open);
     let mut outputs = feed(reader.as_mut(), frames);
     outputs.extend(feed(reader.as_mut(), &[exit(), exit()]));
+    assert_eq!(feed(reader.as_mut(), &late()), vec![], "{name}: a dead process says nothing");
     assert_eq!(terminals(&outputs), 1, "{name} after {} frames", frames.len());
     assert!(reader.standing().ended);
     assert!(!reader.standing().quiescent, "a dead process takes no turn");

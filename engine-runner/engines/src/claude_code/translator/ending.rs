@@ -93,6 +93,7 @@ impl ClaudeTranslator {
         }
         failed(Failure {
             native_code: Some("duplicate_delivery".to_owned()),
+            what_to_do: "Retry the turn: the message is then given under a new id.".to_owned(),
             ..Failure::new(
                 Reason::Process,
                 "the engine has seen this delivery before and does not work on it again",

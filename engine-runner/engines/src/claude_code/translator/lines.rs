@@ -28,6 +28,10 @@ const QUOTE: usize = 300;
 impl ClaudeTranslator {
     /// Takes one line.
     pub(super) fn line(&mut self, frame: u64, bytes: &[u8], out: &mut Vec<Output>) {
+        if self.engine == EngineState::Gone {
+            // Something that outlived the engine still holds its pipe. It does not speak for it.
+            return;
+        }
         let Some(line) = wire::parse(bytes) else {
             if !bytes.trim_ascii().is_empty() {
                 self.unknown_lines += 1;
