@@ -313,7 +313,10 @@ impl Engine {
         let id = self.session.id.clone();
         if let Some(uuid) = &uuid {
             if !self.session.used.insert(uuid.clone()) {
-                // A used uuid gets no turn and no result: only this.
+                // A used uuid gets no turn and no result: only this, after an echo if an earlier process took it.
+                if self.session.resumed.contains(uuid) {
+                    self.echo(&line, uuid);
+                }
                 let done = dialect::lifecycle(&id, uuid, "completed");
                 self.send(&done);
                 return;
@@ -326,6 +329,18 @@ impl Engine {
         }
         let text = last_text(&line["message"]).unwrap_or_default();
         self.queue.push_back(Message { uuid, line, text });
+    }
+
+    /// Repeats a user line, if that is asked for.
+    pub(crate) fn echo(&mut self, line: &Value, uuid: &str) {
+        if self.args.has("--replay-user-messages") && self.args.warm() {
+            let mut echo = json!({"type": "user", "message": line["message"]});
+            let more = json!({
+                "session_id": self.session.id, "parent_tool_use_id": null, "uuid": uuid, "isReplay": true,
+            });
+            dialect::merge(&mut echo, &more);
+            self.send(&echo);
+        }
     }
 
     /// Tells the session's state, if that is asked for.

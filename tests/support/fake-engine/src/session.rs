@@ -22,6 +22,8 @@ pub(crate) struct Session {
     last_row: Option<String>,
     /// The uuids of user messages that were taken before.
     pub(crate) used: HashSet<String>,
+    /// Those of them that an earlier process took.
+    pub(crate) resumed: HashSet<String>,
     /// Every user text so far.
     pub(crate) texts: Vec<String>,
     /// The models' usage as it was saved last.
@@ -85,6 +87,7 @@ impl Session {
             file: None,
             last_row: None,
             used: HashSet::new(),
+            resumed: HashSet::new(),
             texts: Vec::new(),
             costs: json!({}),
             saves,
@@ -109,6 +112,7 @@ impl Session {
         {
             session.take_in(&row);
         }
+        session.resumed = session.used.clone();
         if session.texts.is_empty() { Err(missing()) } else { Ok(session) }
     }
 

@@ -88,14 +88,7 @@ impl Engine {
         let uuid = message.uuid.clone().unwrap_or_else(new_id);
         self.session.append("user", &uuid, &message.line["message"]);
         self.session.texts.push(message.text.clone());
-        if self.args.has("--replay-user-messages") && self.args.warm() {
-            let mut echo = json!({"type": "user", "message": message.line["message"]});
-            let more = json!({
-                "session_id": id, "parent_tool_use_id": null, "uuid": uuid, "isReplay": true,
-            });
-            dialect::merge(&mut echo, &more);
-            self.send(&echo);
-        }
+        self.echo(&message.line, &uuid);
     }
 
     fn end_turn(&mut self, turn: &mut Turn, ended: Result<(), Stop>) {

@@ -11,6 +11,7 @@ use std::{
 
 use bytes::Bytes;
 use serde_json::{Value, json};
+use tokio::sync::watch;
 
 use crate::{Conversation, RequestKind};
 
@@ -183,17 +184,27 @@ impl Record {
 
 /// Marks a record's ending: sent if told so, abandoned if dropped before.
 #[derive(Debug)]
-pub(crate) struct EndMark(pub(crate) Arc<AtomicU8>);
+pub(crate) struct EndMark {
+    ending: Arc<AtomicU8>,
+    /// Who waits for endings is woken through this.
+    wake: watch::Sender<u64>,
+}
 
 impl EndMark {
-    pub(crate) fn sent(&self) {
-        self.0.store(1, Ordering::SeqCst);
+    pub(crate) fn new(record: &Record, wake: watch::Sender<u64>) -> Self {
+        Self { ending: Arc::clone(&record.ending), wake }
+    }
+
+    /// The answer is on its way, whole.
+    pub(crate) fn sent(self) {
+        self.ending.store(1, Ordering::SeqCst);
     }
 }
 
 impl Drop for EndMark {
     fn drop(&mut self) {
-        let _ = self.0.compare_exchange(0, 2, Ordering::SeqCst, Ordering::SeqCst);
+        let _ = self.ending.compare_exchange(0, 2, Ordering::SeqCst, Ordering::SeqCst);
+        self.wake.send_modify(|count| *count += 1);
     }
 }
 
@@ -323,7 +334,7 @@ mod tests {
     #[test]
     fn an_end_mark_that_was_not_told_says_abandoned() {
         let record = record("");
-        let mark = EndMark(Arc::clone(&record.ending));
+        let mark = EndMark::new(&record, watch::Sender::new(0));
         assert_eq!(record.ending(), Ending::Open);
         drop(mark);
         assert_eq!(record.ending(), Ending::Abandoned);

@@ -9,7 +9,10 @@ use std::{
 use tokio::sync::watch;
 
 use crate::{
-    Conversation, Error, GateState, Record, Reply, RequestKind, Script, gates::Gates, grammar, log::Log,
+    Conversation, Ending, Error, GateState, Record, Reply, RequestKind, Script,
+    gates::Gates,
+    grammar,
+    log::{EndMark, Log},
     script::FaultRule,
 };
 
@@ -100,6 +103,7 @@ struct Inner {
     default_reply: Script,
     log: Mutex<Log>,
     logged: watch::Sender<u64>,
+    ended: watch::Sender<u64>,
     rules: Mutex<Vec<Rule>>,
     counters: Mutex<Counters>,
     gates: Gates,
@@ -122,6 +126,7 @@ impl Models {
                 default_reply: options.default_reply.clone(),
                 log: Mutex::new(Log::new(options.max_records.max(1), options.max_body_bytes)),
                 logged: watch::Sender::new(0),
+                ended: watch::Sender::new(0),
                 rules: Mutex::default(),
                 counters: Mutex::default(),
                 gates: Gates::default(),
@@ -240,6 +245,24 @@ impl Models {
         .await
     }
 
+    /// Waits until the answer to this request has ended, and returns how. Cancel safe.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`] after `limit`.
+    pub async fn wait_ending(&self, record: &Record, limit: Duration) -> Result<Ending, Error> {
+        let mut ended = self.inner.ended.subscribe();
+        let wait = ended.wait_for(|_| record.ending() != Ending::Open);
+        let waited = tokio::time::timeout(limit, wait).await.is_ok();
+        if waited {
+            return Ok(record.ending());
+        }
+        Err(Error::TimedOut {
+            what: format!("the end of request #{}", record.number()),
+            limit,
+            seen: format!("requests: {}", self.glance()),
+        })
+    }
+
     /// Waits until a reply has come to this gate. Cancel safe.
     ///
     /// # Errors
@@ -291,6 +314,11 @@ impl Models {
         // Sent under the lock, so that the value never goes back.
         self.inner.logged.send_replace(log.total());
         record
+    }
+
+    /// The mark that notes how the answer to this request ends.
+    pub(crate) fn end_mark(&self, record: &Record) -> EndMark {
+        EndMark::new(record, self.inner.ended.clone())
     }
 
     /// The reply that is due, with its index in the script.

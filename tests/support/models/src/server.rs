@@ -25,7 +25,7 @@ use tokio::{
 use crate::{
     Conversation, Error, GateState, Matcher, Models, Options, RequestKind, Script,
     anthropic::answer,
-    log::{EndMark, Keys, MAX_TURN_TEXT, Record},
+    log::{Keys, MAX_TURN_TEXT, Record},
 };
 
 /// The largest request body read.
@@ -160,7 +160,7 @@ async fn api(State(models): State<Models>, request: Request) -> Response {
     let full_path = head.uri.path_and_query().map_or_else(|| path.clone(), ToString::to_string);
     let record = record(&head.method, full_path, &head.headers, kind, &conversation, body);
     let record = models.record(record);
-    let mark = EndMark(Arc::clone(&record.ending));
+    let mark = models.end_mark(&record);
     if kind == RequestKind::Main {
         return answer::main(models, conversation, mark).await;
     }

@@ -66,6 +66,24 @@ fn many_events_come_whole_and_fast() {
 }
 
 #[test]
+fn clocked_events_tell_when_they_were_said() {
+    let now = || {
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970");
+        since.as_micros()
+    };
+    let home = Home::new();
+    let before = now();
+    let lines = home.warm(&[]).turn(A, "[[events count=20 bytes=9 clock]]");
+    let after = now();
+    let times: Vec<u128> = said(&lines)
+        .iter()
+        .map(|text| text.split_once(' ').expect("a time and the text").0.parse().expect("a number"))
+        .collect();
+    assert_eq!(times.len(), 20);
+    assert!(times.is_sorted() && times[0] >= before && times[19] <= after, "{before} {times:?} {after}");
+}
+
+#[test]
 fn stderr_takes_text_and_bytes() {
     let home = Home::new();
     let mut engine = home.warm(&[]);

@@ -96,7 +96,8 @@ async fn a_gated_turn_is_interrupted_and_the_next_one_starts_anew() {
             (&json!("error_during_execution"), &json!(reason))
         );
         if !script.starts_with("retry") {
-            assert_eq!(models.requests_for(script)[0].ending(), Ending::Abandoned, "{script}");
+            let asked = &models.requests_for(script)[0];
+            assert_eq!(models.wait_ending(asked, LIMIT).await.expect("ended"), Ending::Abandoned, "{script}");
         }
         assert_eq!(cli.turn("then [[text:works]]")["result"], "works", "after {script}");
     }

@@ -107,3 +107,39 @@ async fn a_taken_port_is_refused_with_its_address() {
     let problem = ModelServer::start(options).await.expect_err("taken");
     assert_eq!(problem.to_string(), format!("cannot listen on {}", first.address()));
 }
+
+#[test]
+fn the_binary_tells_its_address_and_ends_on_sigterm() {
+    use std::{
+        io::{BufRead, BufReader, Read, Write},
+        process::{Command, Stdio},
+    };
+    let mut child = Command::new(env!("CARGO_BIN_EXE_scripted-models"))
+        .args(["--default-script", "[[text:from the default]]"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("started");
+    let mut ready = String::new();
+    BufReader::new(child.stdout.take().expect("piped")).read_line(&mut ready).expect("a line");
+    let ready: serde_json::Value = serde_json::from_str(&ready).expect("JSON");
+    let address =
+        ready["url"].as_str().and_then(|url| url.strip_prefix("http://")).expect("a URL").to_owned();
+    let mut socket = std::net::TcpStream::connect(address).expect("connected");
+    let body = body(&json!([{"role": "user", "content": "x"}]), false).to_string();
+    let head = format!(
+        "POST /v1/messages HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    socket.write_all(format!("{head}{body}").as_bytes()).expect("sent");
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer).expect("read");
+    assert!(answer.contains("from the default"), "{answer}");
+    let pid = child.id().to_string();
+    assert!(Command::new("kill").args(["-TERM", &pid]).status().expect("run").success());
+    assert!(child.wait().expect("waited").success());
+    let wrong = Command::new(env!("CARGO_BIN_EXE_scripted-models"))
+        .args(["--default-script", "x"])
+        .output()
+        .expect("run");
+    assert!(!wrong.status.success());
+}

@@ -45,12 +45,8 @@ async fn a_client_that_leaves_at_a_gate_or_a_hang_is_noted() {
         }
         assert_eq!(models.requests()[0].ending(), Ending::Open, "{script}");
         drop(answer);
-        let abandoned = async {
-            while models.requests()[0].ending() != Ending::Abandoned {
-                tokio::task::yield_now().await;
-            }
-        };
-        tokio::time::timeout(LIMIT, abandoned).await.unwrap_or_else(|_| panic!("{script}: not noted"));
+        let asked = &models.requests()[0];
+        assert_eq!(models.wait_ending(asked, LIMIT).await.expect("ended"), Ending::Abandoned, "{script}");
     }
 }
 
