@@ -38,6 +38,7 @@ fn every_row_of_the_error_table_has_its_reason() {
         ("err_cut_after_a_block", Reason::Process, true, true, "connection_failed"),
         ("err_maxtok", Reason::OutputInvalid, false, false, "max_output_tokens"),
         ("err_refuse", Reason::OutputInvalid, false, false, "refusal"),
+        ("max_turns", Reason::Deadline, false, true, "max_turns"),
     ] {
         let told = run(name);
         let failure = failure(&told);
