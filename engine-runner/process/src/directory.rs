@@ -189,7 +189,7 @@ pub fn spawn_keeper(
     drop(plan_pipe);
     let answer = read_ready(&mut ready_pipe, deadline);
     match (sent, answer) {
-        (Ok(()), Ok(answer)) if answer == b"ready\n" => Ok(KeeperHandle { pid, pidfd, child: true }),
+        (Ok(()), Ok(answer)) if answer == b"ready\n" => Ok(KeeperHandle { pid, pidfd }),
         (_, Ok(answer)) if !answer.is_empty() => {
             Err(failed(child, String::from_utf8_lossy(&answer).trim_end().to_owned()))
         }
@@ -225,7 +225,6 @@ fn read_ready(pipe: &mut std::process::ChildStdout, deadline: Instant) -> io::Re
 pub struct KeeperHandle {
     pid: i32,
     pidfd: OwnedFd,
-    child: bool,
 }
 
 impl KeeperHandle {
@@ -245,7 +244,7 @@ impl KeeperHandle {
             .map_err(|errno| KeeperDirError::io("open the process of")(errno.into()))?;
         // The lock is still held after the descriptor was opened, so the id was the keeper's own as it was opened.
         match lock_state(dir)? {
-            KeeperState::Live => Ok(Self { pid: keeper_pid, pidfd, child: false }),
+            KeeperState::Live => Ok(Self { pid: keeper_pid, pidfd }),
             KeeperState::Dead | KeeperState::Foreign => Err(KeeperDirError::Io {
                 action: "find the process of",
                 source: io::Error::from(io::ErrorKind::NotFound),
@@ -276,10 +275,8 @@ impl KeeperHandle {
                 Err(errno) => return Err(KeeperDirError::io("await the end of")(errno.into())),
             }
         }
-        if self.child {
-            // Somebody else may have reaped it, or it never was a child of this process: both are fine.
-            let _ = waitid(Id::PIDFd(self.pidfd.as_fd()), WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG);
-        }
+        // Somebody else may have reaped it, or it never was a child of this process: both are fine.
+        let _ = waitid(Id::PIDFd(self.pidfd.as_fd()), WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG);
         Ok(true)
     }
 

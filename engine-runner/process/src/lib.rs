@@ -49,6 +49,7 @@ pub use mask::{Masker, StreamMasker};
 pub use plan::{
     DELIVER_MAX_BYTES, EnvVar, IsolationWanted, KeeperLimits, KeeperPlan, PIPE_PAYLOAD_MAX_BYTES,
     PIPE_PAYLOADS_MAX, PLAN_MAX_BYTES, PipePayload, PlanError, SECRET_MIN_BYTES, Secret, is_valid_id,
+    is_valid_op_id,
 };
 pub use procfs::{ProcessInfo, descendants};
 pub use protocol::{

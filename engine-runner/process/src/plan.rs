@@ -204,6 +204,13 @@ pub fn is_valid_id(id: &str) -> bool {
         && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-')
 }
 
+/// Whether `id` may name an operation: 1 to 128 printable ASCII characters without a space. It never reaches argv or a
+/// path, so it may also hold dots and colons.
+#[must_use]
+pub fn is_valid_op_id(id: &str) -> bool {
+    (1..=128).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic())
+}
+
 impl KeeperPlan {
     /// A plan with nothing but a program: no arguments, empty environment, working directory `/`, default limits.
     pub fn new(spool_id: impl Into<String>, owner: impl Into<String>, program: impl Into<OsString>) -> Self {

@@ -35,7 +35,7 @@ pub enum Request {
     /// Writes bytes to the engine's standard input, at most once per `op_id` over the keeper's whole life. Answered by
     /// [`Response::Delivered`] once the intent is on disk; the writing itself follows and is told by frames.
     Deliver {
-        /// Letters, digits, `_`, `-`, no leading dash, at most 64.
+        /// As [`crate::is_valid_op_id`] says.
         op_id: String,
         /// At most [`DELIVER_MAX_BYTES`]; a line brings its own newline.
         bytes: Vec<u8>,
@@ -48,7 +48,7 @@ pub enum Request {
     /// Begins a turn: a new segment, with [`crate::FrameBody::TurnBegin`]. The same turn again changes nothing; a turn
     /// still open is ended first. Answered by [`Response::Turn`].
     BeginTurn {
-        /// The turn's id, same alphabet as an operation's.
+        /// The turn's id: letters, digits, `_`, `-`, no leading dash, at most 64.
         turn_id: String,
     },
     /// Ends the turn: its held-back stderr is written, then [`crate::FrameBody::TurnEnd`], then all is synced.

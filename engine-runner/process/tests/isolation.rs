@@ -67,6 +67,20 @@ fn s43_a_detached_child_is_gone_after_kill_all() {
 }
 
 #[test]
+fn s43_what_forks_while_it_is_killed_is_gone_too() {
+    for level in LEVELS {
+        let token = token("spawner", level);
+        let mut rig = Rig::start(at(level));
+        assert_eq!(rig.ask(&format!("spawner {token}")), "spawns true");
+        wait_for("some of them", || (holders(&token).len() > 5).then_some(()));
+        assert_eq!(rig.link.kill_all().unwrap(), 0, "{level}");
+        assert_eq!(holders(&token), [] as [i32; 0], "{level}");
+        rig.end();
+        assert_eq!(holders(&token), [] as [i32; 0], "{level}");
+    }
+}
+
+#[test]
 fn s43_pipes_held_by_a_detached_child_do_not_hold_up_the_exit() {
     for level in LEVELS {
         let token = token("exit", level);

@@ -60,7 +60,12 @@ fn delivered_twice_is_written_once() {
     assert_eq!(rig.link.query_op("d2").unwrap(), None);
     let other = rig.link.deliver("d1", b"echo other\n");
     assert!(matches!(other, Err(LinkError::Refused(Refusal::OpConflict))), "{other:?}");
-    assert_eq!(rig.ask("echo end"), "end");
+    for bad in ["", "with space", "umläut", &"x".repeat(129)] {
+        let refused = rig.link.deliver(bad, b"echo no\n");
+        assert!(matches!(refused, Err(LinkError::Refused(Refusal::Argument))), "{bad:?}: {refused:?}");
+    }
+    rig.link.deliver("interrupt.trn_1", b"echo end\n").unwrap();
+    assert_eq!(rig.line(), "end");
     assert_eq!(rig.lines(), ["once", "end"]);
     let intents =
         rig.frames().into_iter().filter(|frame| matches!(frame.body, FrameBody::StdinIntent { .. })).count();

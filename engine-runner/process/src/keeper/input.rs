@@ -2,7 +2,7 @@
 
 use crate::frame::FrameBody;
 use crate::mask::Masker;
-use crate::plan::{DELIVER_MAX_BYTES, is_valid_id};
+use crate::plan::{DELIVER_MAX_BYTES, is_valid_op_id};
 use crate::protocol::{OpState, Refusal};
 use crate::spool::{Room, SpoolWriter};
 use nix::errno::Errno;
@@ -79,7 +79,7 @@ impl Input {
         masker: &Masker,
         spool: &mut SpoolWriter,
     ) -> Result<(u64, OpState, bool), Refusal> {
-        if !is_valid_id(&op_id) || bytes.is_empty() || bytes.len() > DELIVER_MAX_BYTES {
+        if !is_valid_op_id(&op_id) || bytes.is_empty() || bytes.len() > DELIVER_MAX_BYTES {
             return Err(Refusal::Argument);
         }
         let crc = crc32fast::hash(&bytes);
