@@ -98,7 +98,8 @@ fn made(op: &str, line: &Value) -> StdinLine {
 }
 
 /// Whether a line of output shows that the engine is at work. Keep-alive lines and the pings of a stream do not:
-/// a hung request would look alive for ever.
+/// a hung request would look alive for ever. The word that a tool still runs, which comes every 30 s, does: how long
+/// a shell command may take is the engine's own bound (10 minutes at most), and a long build is no hang.
 pub(super) fn shows_work(line: &[u8]) -> bool {
     let text = line.trim_ascii();
     if text.is_empty() {

@@ -223,6 +223,15 @@ fn s41_what_counts_as_work_is_data() {
         r#"{"type":"stream_event","event":{"type":"content_block_delta","delta":{"text":"ping"}}}"#
     ));
     assert!(!claude().counts_as_activity(&Frame { number: 1, body: Owned::Err(b"x".to_vec()).body() }));
+    let progress = recording("long_tool")
+        .frames
+        .into_iter()
+        .filter(|frame| matches!(frame, Owned::Out(line) if line.starts_with(br#"{"type":"tool_progress""#)));
+    let progress: Vec<Owned> = progress.collect();
+    assert_eq!(progress.len(), 2, "75 s of a silent command");
+    for frame in &progress {
+        assert!(claude().counts_as_activity(&Frame { number: 1, body: frame.body() }));
+    }
     for frame in &recording("pings_then_text").frames {
         if let Owned::Out(line) = frame {
             let ping = String::from_utf8_lossy(line).contains(r#"{"type":"ping"}"#);
