@@ -295,6 +295,9 @@ impl Engine {
                 let response = &value["response"];
                 if let Some(id) = response["request_id"].as_str() {
                     self.answers.insert(id.to_owned(), response["response"].clone());
+                    if self.args.has("--replay-user-messages") && self.pending.as_deref() == Some(id) {
+                        self.send(&value);
+                    }
                 }
                 Ok(())
             }
@@ -313,12 +316,7 @@ impl Engine {
         let id = self.session.id.clone();
         if let Some(uuid) = &uuid {
             if !self.session.used.insert(uuid.clone()) {
-                // A used uuid gets no turn and no result: only this, after an echo if an earlier process took it.
-                if self.session.resumed.contains(uuid) {
-                    self.echo(&line, uuid);
-                }
-                let done = dialect::lifecycle(&id, uuid, "completed");
-                self.send(&done);
+                self.used_before(&line, uuid);
                 return;
             }
             if !self.running && self.queue.is_empty() {
@@ -329,6 +327,18 @@ impl Engine {
         }
         let text = last_text(&line["message"]).unwrap_or_default();
         self.queue.push_back(Message { uuid, line, text });
+    }
+
+    /// A used uuid gets no turn and no result, but an echo if echoes are wanted. Without echoes, or if an earlier process
+    /// took it, its command is told to be completed; with them, the state is told again.
+    fn used_before(&mut self, line: &Value, uuid: &str) {
+        self.echo(line, uuid);
+        if self.session.resumed.contains(uuid) || !self.args.has("--replay-user-messages") {
+            let done = dialect::lifecycle(&self.session.id, uuid, "completed");
+            self.send(&done);
+        } else if !self.running {
+            self.state("idle");
+        }
     }
 
     /// Repeats a user line, if that is asked for.
@@ -450,10 +460,13 @@ impl Engine {
             "subtype": "can_use_tool", "tool_name": tool, "display_name": tool, "input": input,
             "permission_suggestions": [], "tool_use_id": tool_id,
         }});
+        self.state("requires_action");
         self.send(&line);
         self.pending = Some(id.clone());
-        self.wait_until(None, |engine| engine.answers.contains_key(&id) || engine.eof)?;
+        let waited = self.wait_until(None, |engine| engine.answers.contains_key(&id) || engine.eof);
         self.pending = None;
+        self.state("running");
+        waited?;
         Ok(self.answers.remove(&id))
     }
 }

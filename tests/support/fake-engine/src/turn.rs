@@ -88,7 +88,16 @@ impl Engine {
         let uuid = message.uuid.clone().unwrap_or_else(new_id);
         self.session.append("user", &uuid, &message.line["message"]);
         self.session.texts.push(message.text.clone());
+        self.requesting();
         self.echo(&message.line, &uuid);
+    }
+
+    /// Says that a request begins.
+    fn requesting(&mut self) {
+        if self.partials() {
+            let status = dialect::system(&self.session.id, "status", &json!({"status": "requesting"}));
+            self.out.line(&status);
+        }
     }
 
     fn end_turn(&mut self, turn: &mut Turn, ended: Result<(), Stop>) {
@@ -102,6 +111,8 @@ impl Engine {
                 dialect::merge(&mut result, &more);
             }
             Err(Stop::Failed(status, message)) => {
+                // As the real engine says: a failed turn's message is cancelled, not completed.
+                state = "cancelled";
                 let text = format!("API Error: {status} {message}");
                 self.synthetic(turn, status, &text);
                 let more = json!({
@@ -223,12 +234,13 @@ impl Engine {
         }
         let id = format!("msg_{}", &uuid::Uuid::new_v4().simple().to_string()[..20]);
         turn.message = Some(id.clone());
+        if turn.messages > 0 {
+            self.requesting();
+        }
         turn.block = 0;
         turn.messages += 1;
         turn.usage.add(self.usage);
         if self.partials() {
-            let status = dialect::system(&self.session.id, "status", &json!({"status": "requesting"}));
-            self.out.line(&status);
             let usage = Usage { output: 1, ..self.usage }.api();
             self.event(&json!({"type": "message_start", "message": {
                 "id": id, "type": "message", "role": "assistant", "model": self.model, "content": [],
@@ -243,6 +255,8 @@ impl Engine {
             && !text.is_empty()
         {
             self.assistant(turn, &json!({"type": "text", "text": text}), &json!({"aborted": true}));
+            // An aborted message gets no end.
+            turn.message = None;
         }
         if turn.message.take().is_some() {
             let stop = if turn.in_tool { "tool_use" } else { "end_turn" };
@@ -343,7 +357,11 @@ impl Engine {
     pub(crate) fn block(&mut self, turn: &mut Turn, block: &Value) {
         self.open_message(turn);
         let index = turn.block;
-        self.event(&json!({"type": "content_block_start", "index": index, "content_block": block}));
+        let (empty, deltas) = in_pieces(block);
+        self.event(&json!({"type": "content_block_start", "index": index, "content_block": empty}));
+        for delta in deltas {
+            self.event(&json!({"type": "content_block_delta", "index": index, "delta": delta}));
+        }
         self.assistant(turn, block, &json!({}));
         self.end_block(turn);
         self.out.flush();
@@ -383,6 +401,23 @@ impl Engine {
         });
         self.send(&line);
     }
+}
+
+/// A block as it is when it starts, and the deltas that make it whole.
+fn in_pieces(block: &Value) -> (Value, Vec<Value>) {
+    let mut empty = block.clone();
+    let deltas = if block["type"] == "thinking" {
+        empty["thinking"] = json!("");
+        empty["signature"] = json!("");
+        vec![
+            json!({"type": "thinking_delta", "thinking": block["thinking"]}),
+            json!({"type": "signature_delta", "signature": block["signature"]}),
+        ]
+    } else {
+        empty["input"] = json!({});
+        vec![json!({"type": "input_json_delta", "partial_json": block["input"].to_string()})]
+    };
+    (empty, deltas)
 }
 
 fn error_word(status: u64) -> &'static str {

@@ -63,6 +63,8 @@ fn partials_come_as_stream_events_around_the_whole_block() {
         "content_block_delta",
         "content_block_stop",
         "content_block_start",
+        "content_block_delta",
+        "content_block_delta",
         "content_block_stop",
         "message_delta",
         "message_stop",
@@ -114,6 +116,7 @@ fn a_permission_is_asked_and_its_answer_obeyed() {
         let response = json!({"subtype": "success", "request_id": request["request_id"], "response": answer});
         engine.write(&json!({"type": "control_response", "response": response}).to_string());
         let lines = engine.until_idle();
+        assert_eq!(of(&lines, "control_response").len(), 1, "the answer is echoed");
         assert_eq!(std::fs::read_to_string(&file).expect("written"), expected);
         let denied = result(&lines)["permission_denials"].as_array().expect("a list").len();
         assert_eq!((said(&lines), denied), (vec!["end".to_owned()], usize::from(behavior == "deny")));
@@ -142,6 +145,8 @@ fn an_interrupt_while_a_permission_waits_withdraws_it() {
     let id = &asked.last().expect("a request")["request_id"];
     assert_eq!((&lines[0]["type"], &lines[0]["request_id"]), (&json!("control_cancel_request"), id));
     assert_eq!(lines[1]["response"]["request_id"], "r");
+    assert_eq!(lines[2]["state"], "running");
+    assert!(kinds(&asked).contains(&"system.session_state_changed.requires_action".to_owned()));
     assert_eq!(result(&lines)["terminal_reason"], "aborted_tools");
 }
 
@@ -211,6 +216,7 @@ fn errors_and_retries_are_told_as_the_api_s() {
     let result = result(&lines);
     assert_eq!((&result["subtype"], &result["is_error"]), (&json!("success"), &json!(true)));
     assert_eq!(result["api_error_status"], 429);
+    assert_eq!(of(&lines, "command_lifecycle")[2]["state"], "cancelled");
     engine.close();
     assert_eq!(engine.wait().code(), Some(1), "the last turn failed");
 }
