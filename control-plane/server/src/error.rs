@@ -90,9 +90,6 @@ pub(crate) enum Error {
     /// The server is shutting down.
     #[error("the control plane is shutting down; try again in a moment")]
     Draining,
-    /// More is asked for at once than is served.
-    #[error("too many calls at once; try again in a moment")]
-    Overloaded,
     /// The store cannot be used just now.
     #[error("the store cannot be used just now; nothing was changed")]
     StoreUnavailable,
@@ -187,7 +184,7 @@ impl Error {
     pub(crate) const fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::QueueFull { .. } => Some(Duration::from_secs(5)),
-            Self::Draining | Self::Overloaded | Self::StoreUnavailable => Some(Duration::from_secs(1)),
+            Self::Draining | Self::StoreUnavailable => Some(Duration::from_secs(1)),
             Self::RunnerUnavailable { .. } => Some(Duration::from_secs(2)),
             Self::Invalid(_)
             | Self::NotFound { .. }

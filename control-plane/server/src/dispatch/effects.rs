@@ -174,6 +174,7 @@ fn effect(kind: &Kind) -> Effect {
             tool: request.tool.clone(),
             title: request.title.clone(),
             deadline: request.deadline.as_ref().map(from_proto::timestamp),
+            body: request.encode_to_vec(),
         }),
         Kind::PermissionAnswer(answer) => {
             from_proto::decision(answer.decision).map_or(Effect::None, |decision| Effect::PermissionSettled {

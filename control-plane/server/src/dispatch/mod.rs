@@ -101,7 +101,7 @@ pub(crate) fn start(app: &Arc<App>, turn: &TurnId) -> watch::Receiver<bool> {
         async move {
             // Whatever becomes of the task, a panic too, its place is free for the next one.
             let _guard = guard;
-            drive.run().await;
+            Box::pin(drive.run()).await;
         }
         .instrument(span),
     );

@@ -16,6 +16,7 @@ const BUFFER: usize = 512;
 
 /// What came.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "the small variant comes once per stream")]
 pub(super) enum Item {
     /// An item of the stream.
     Message(engine::stream_events_response::Item),

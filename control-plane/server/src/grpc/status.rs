@@ -50,7 +50,6 @@ pub(crate) fn to_status(error: &Error) -> Status {
             (Code::Aborted, name(R::StaleEpoch))
         }
         Error::Draining => (Code::Unavailable, name(R::Draining)),
-        Error::Overloaded => (Code::ResourceExhausted, name(R::Overloaded)),
         Error::StoreUnavailable => (Code::Unavailable, name(R::StoreUnavailable)),
         Error::RunnerUnavailable { runner, .. } => {
             metadata.insert("runner_id".to_owned(), cut(runner, 64));

@@ -225,7 +225,7 @@ impl Follower {
             ChangeBody::Event(_) => None,
             ChangeBody::Fact(fact) => match fact {
                 Fact::MessageStored { message_id, turn_id, .. } => {
-                    let ours = turn_id.as_ref().map_or(self.turn.is_none(), &wanted);
+                    let ours = turn_id.as_ref().map_or_else(|| self.turn.is_none(), &wanted);
                     if !ours {
                         return Ok(None);
                     }

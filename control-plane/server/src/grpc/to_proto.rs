@@ -294,14 +294,17 @@ pub(crate) fn permission(permission: &Permission) -> control::Permission {
         (None, Some(intent)) => (State::Answered, Some(intent.decision), By::Unspecified),
         (None, None) => (State::Open, None, By::Unspecified),
     };
+    // The event as it was asked has all of it, the tool's input too.
     let request = &permission.request;
-    let request = engine::PermissionRequestEvent {
-        request_id: request.request_id.clone(),
-        tool: request.tool.clone(),
-        title: request.title.clone(),
-        deadline: request.deadline.map(timestamp),
-        ..engine::PermissionRequestEvent::default()
-    };
+    let request = engine::PermissionRequestEvent::decode(request.body.as_slice()).unwrap_or_else(|_| {
+        engine::PermissionRequestEvent {
+            request_id: request.request_id.clone(),
+            tool: request.tool.clone(),
+            title: request.title.clone(),
+            deadline: request.deadline.map(timestamp),
+            ..engine::PermissionRequestEvent::default()
+        }
+    });
     control::Permission {
         request_id: permission.request.request_id.clone(),
         conversation_id: permission.conversation_id.to_string(),
@@ -322,7 +325,7 @@ pub(crate) fn workspace(view: &WorkspaceView) -> control::Workspace {
         path: view.workspace.path.clone(),
         held_by_turn_id: holder.map(|h| h.turn_id.to_string()).unwrap_or_default(),
         held_by_lost_turn: holder.is_some_and(|h| h.state == TurnState::Lost),
-        waiting_turns: 0,
+        waiting_turns: view.waiting,
     }
 }
 
