@@ -6,6 +6,7 @@ mod cancel;
 mod command_line;
 mod damage;
 mod durability;
+mod failpoints;
 mod grpc;
 mod hostile;
 mod misbehaviour;

@@ -88,7 +88,7 @@ fn unsafe_code_stays_in_the_process_crate() {
         .filter(|(name, _)| {
             !name.starts_with("engine-runner/process/") && !name.starts_with("tests/support/fake-engine/")
         })
-        .filter(|(_, text)| text.contains(&lint))
+        .filter(|(_, text)| text.lines().any(|line| line.contains(&lint) && !line.contains("forbid(")))
         .map(|(name, _)| format!("{name} lifts the lint against unsafe code"))
         .collect();
     assert_none("unsafe code outside engine-runner/process and the tool that has to misbehave", &complaints);
