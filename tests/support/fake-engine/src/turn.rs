@@ -63,7 +63,10 @@ impl Engine {
                 self.poll()
             })
         });
-        self.close_message(&mut turn);
+        // An aborted message is closed after the abort is told.
+        if !matches!(ended, Err(Stop::Interrupted | Stop::Denied)) {
+            self.close_message(&mut turn);
+        }
         let no_result = ended == Err(Stop::NoResult);
         if !no_result {
             self.end_turn(&mut turn, ended);
@@ -128,10 +131,15 @@ impl Engine {
                 } else {
                     ("[Request interrupted by user]", "aborted_streaming")
                 };
+                let cut = self.keep_partial(turn);
                 let content = json!([{"type": "text", "text": sentence}]);
                 let line = dialect::user(&id, &content);
                 self.session.append("user", &new_id(), &line["message"]);
                 self.send(&line);
+                if cut {
+                    self.end_block(turn);
+                }
+                self.end_message(turn);
                 let more = json!({
                     "subtype": "error_during_execution", "is_error": true, "terminal_reason": reason,
                     "stop_reason": if turn.in_tool { json!("tool_use") } else { Value::Null },
@@ -251,20 +259,25 @@ impl Engine {
     }
 
     pub(crate) fn close_message(&mut self, turn: &mut Turn) {
-        if let Some(text) = turn.partial.take()
-            && !text.is_empty()
-        {
-            self.assistant(turn, &json!({"type": "text", "text": text}), &json!({"aborted": true}));
-            // An aborted message gets no end.
-            turn.message = None;
-        }
+        self.keep_partial(turn);
+        self.end_message(turn);
+        self.out.flush();
+    }
+
+    /// Says the text of a block that is cut off here; answers whether there is one.
+    fn keep_partial(&mut self, turn: &mut Turn) -> bool {
+        let Some(text) = turn.partial.take().filter(|text| !text.is_empty()) else { return false };
+        self.assistant(turn, &json!({"type": "text", "text": text}), &json!({"aborted": true}));
+        true
+    }
+
+    fn end_message(&mut self, turn: &mut Turn) {
         if turn.message.take().is_some() {
             let stop = if turn.in_tool { "tool_use" } else { "end_turn" };
             let usage = self.usage.api();
             self.event(&json!({"type": "message_delta", "delta": {"stop_reason": stop}, "usage": usage}));
             self.event(&json!({"type": "message_stop"}));
         }
-        self.out.flush();
     }
 
     fn delta(&mut self, turn: &mut Turn, text: &str) {

@@ -165,6 +165,11 @@ fn an_interrupt_keeps_partial_text_and_waiting_messages() {
     let aborted = of(&lines, "assistant")[0];
     assert_eq!(aborted["aborted"], true);
     assert!(aborted["message"]["content"][0]["text"].as_str().is_some_and(|text| text.starts_with("w ")));
+    let at = |test: &dyn Fn(&serde_json::Value) -> bool| lines.iter().position(test).expect("there");
+    let told = at(&|line| line["message"]["content"][0]["text"] == "[Request interrupted by user]");
+    let closed = at(&|line| line["event"]["type"] == "message_stop");
+    let ended = at(&|line| line["type"] == "result");
+    assert!(told < closed && closed < ended, "the message is closed after the abort is told");
     let results = of(&lines, "result");
     assert_eq!(results[0]["subtype"], "error_during_execution");
     assert_eq!((&results[0]["usage"]["input_tokens"], results.len()), (&json!(0), 2));
