@@ -12,7 +12,6 @@
 
 use crate::launch::write_all;
 use crate::plan::{KeeperPlan, PlanError};
-use crate::record::sync_dir;
 use crate::sweep::{SweepReport, sweep};
 use crate::sys;
 use crate::{INIT_ARG, KEEPER_ARG};
@@ -148,10 +147,6 @@ pub fn spawn_keeper(
         return Err(SpawnError::Directory(io::Error::from(io::ErrorKind::InvalidInput)));
     }
     DirBuilder::new().mode(0o700).create(dir).map_err(SpawnError::Directory)?;
-    // "No spawn frame" proves that no engine ran only if the frame's directory cannot be lost behind it.
-    if let Some(Err(error)) = dir.parent().map(sync_dir) {
-        return Err(SpawnError::Directory(io::Error::other(error)));
-    }
     let log = OpenOptions::new()
         .append(true)
         .create(true)
@@ -250,6 +245,18 @@ impl KeeperHandle {
                 source: io::Error::from(io::ErrorKind::NotFound),
             }),
         }
+    }
+
+    /// Takes hold of a live keeper that does not answer: the system tells whose socket it is, and no answer is needed
+    /// for that. It makes no link.
+    ///
+    /// # Errors
+    /// [`KeeperDirError`] when the keeper is dead or its socket or process cannot be reached from here.
+    pub fn find(dir: &Path) -> Result<Self, KeeperDirError> {
+        let stream = sys::connect_in(dir, Duration::from_secs(1))
+            .map_err(KeeperDirError::io("reach the socket of"))?;
+        let peer = sys::peer(stream.as_fd()).map_err(KeeperDirError::io("reach the socket of"))?;
+        Self::adopt(dir, peer.pid)
     }
 
     /// The keeper's process id, for display.

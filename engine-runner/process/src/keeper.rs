@@ -14,6 +14,7 @@ use crate::frame::{Cause, FrameBody};
 use crate::launch::launch;
 use crate::mask::Masker;
 use crate::plan::{KeeperPlan, PLAN_MAX_BYTES};
+use crate::record::sync_dir;
 use crate::spool::{Room, SpoolWriter, segments};
 use crate::{clock, sys};
 use nix::errno::Errno;
@@ -85,6 +86,10 @@ fn keep(dir: &OsString) -> Result<(), String> {
     spool.append(FrameBody::Spawn { program: plan.program.as_encoded_bytes().to_vec() }, Room::Ordinary);
     if let Err(fault) = spool.sync() {
         return Err(format!("failed to record the start: {fault:?}"));
+    }
+    // "No spawn frame" proves that no engine ran only if the frame cannot be lost together with its directory.
+    if let Some(Err(error)) = dir.parent().map(sync_dir) {
+        return Err(format!("failed to record the start: {error}"));
     }
     match launch(&plan, engine_umask.bits(), lock.as_raw_fd()) {
         Ok(launched) => {

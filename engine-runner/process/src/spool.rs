@@ -145,6 +145,10 @@ pub(crate) struct SpoolWriter {
     reserved: Option<u64>,
     segment_max: u64,
     spool_max: u64,
+    /// Frames were appended since the last sync.
+    dirty: bool,
+    /// The current segment's directory entry is not synced yet.
+    dir_dirty: bool,
     fault: Option<StorageFault>,
     dropped_frames: u64,
     dropped_bytes: u64,
@@ -173,6 +177,8 @@ impl SpoolWriter {
             reserved: Some(0),
             segment_max,
             spool_max,
+            dirty: false,
+            dir_dirty: false,
             fault: None,
             dropped_frames: 0,
             dropped_bytes: 0,
@@ -197,7 +203,9 @@ impl SpoolWriter {
             wall_ms: u64::try_from(wall.as_millis()).unwrap_or(u64::MAX),
         };
         self.writer.append(&header.encode())?;
-        sync_dir(&self.dir)
+        self.dirty = true;
+        self.dir_dirty = true;
+        Ok(())
     }
 
     /// Makes sure that `length` more bytes leave the reserve untouched.
@@ -273,6 +281,7 @@ impl SpoolWriter {
         match result {
             Ok(_) => {
                 self.last_frame = number;
+                self.dirty = true;
                 Some(number)
             }
             Err(error) => {
@@ -308,7 +317,7 @@ impl SpoolWriter {
         let next = self.segment + 1;
         let path = self.dir.join(segment_name(next));
         // The old segment is whole on disk before the next can be seen.
-        let result = self.writer.sync().and_then(|()| RecordWriter::create(&path));
+        let result = self.sync_files().and_then(|()| RecordWriter::create(&path));
         let writer = match result {
             Ok(writer) => writer,
             Err(error) => return self.set_fault(StorageFault::Write(error.errno().unwrap_or(libc::EIO))),
@@ -320,6 +329,7 @@ impl SpoolWriter {
             self.writer = old;
             self.segment = next - 1;
             self.reserved = old_reserved;
+            self.dirty = true;
             let _ = fs::remove_file(&path);
             return self.set_fault(StorageFault::Write(error.errno().unwrap_or(libc::EIO)));
         }
@@ -346,10 +356,24 @@ impl SpoolWriter {
 
     /// Puts all frames on disk. A failure is a fault: the system does not tell twice.
     pub(crate) fn sync(&mut self) -> Result<(), StorageFault> {
-        if let Err(error) = self.writer.sync() {
+        if let Err(error) = self.sync_files() {
             self.set_fault(StorageFault::Write(error.errno().unwrap_or(libc::EIO)));
         }
         self.fault.map_or(Ok(()), Err)
+    }
+
+    /// The file first: on a journaling file system that takes the directory's entry along, and the second sync finds
+    /// nothing to do.
+    fn sync_files(&mut self) -> Result<(), RecordError> {
+        if self.dirty {
+            self.writer.sync()?;
+            self.dirty = false;
+        }
+        if self.dir_dirty {
+            sync_dir(&self.dir)?;
+            self.dir_dirty = false;
+        }
+        Ok(())
     }
 
     /// Deletes closed segments before `keep_from`; answers the oldest left.

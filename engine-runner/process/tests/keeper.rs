@@ -237,8 +237,12 @@ fn a_stopped_keeper_is_a_timeout_and_can_be_killed() {
     assert!(begun.elapsed() < Duration::from_secs(5));
     assert_eq!(state_of(&rig.dir, OWNER).unwrap(), KeeperState::Live, "stopped is not dead");
     assert!(!rig.handle.wait(Duration::ZERO).unwrap());
-    rig.handle.kill().unwrap();
+    // Another runner finds its process without an answer.
+    let found = KeeperHandle::find(&rig.dir).unwrap();
+    assert_eq!(found.pid(), rig.handle.pid());
+    found.kill().unwrap();
     assert!(rig.handle.wait(LONG).unwrap());
+    assert!(KeeperHandle::find(&rig.dir).is_err());
     wait_for("end of the init", || (!is_alive(status.init_pid)).then_some(()));
     assert_eq!(state_of(&rig.dir, OWNER).unwrap(), KeeperState::Dead);
 }
