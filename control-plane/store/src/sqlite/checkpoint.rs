@@ -14,7 +14,7 @@ const EVERY_ROWS: usize = 2_000;
 /// A checkpoint is due after this many payload bytes.
 const EVERY_BYTES: usize = 2 * 1024 * 1024;
 /// Without a commit for this long the store is idle.
-const IDLE: Duration = Duration::from_secs(2);
+const IDLE: Duration = Duration::from_secs(1);
 /// The limit of the log, in bytes, as `journal_size_limit` and as the point where RESTART is used.
 pub(super) const LOG_LIMIT: i64 = 64 * 1024 * 1024;
 /// Bytes of a page of the database.

@@ -174,6 +174,13 @@ impl Writer {
         receiver.await.unwrap_or_else(|_| Err(closed()))
     }
 
+    /// How many commands wait.
+    #[cfg(test)]
+    pub(super) fn waiting(&self) -> usize {
+        let queues = self.shared.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        queues.interactive.len() + queues.bulk.len()
+    }
+
     /// Takes no more, finishes what waits and waits for the thread. Blocks.
     pub(super) fn close(&self) {
         self.shared.queues.lock().unwrap_or_else(PoisonError::into_inner).closed = true;
@@ -262,10 +269,13 @@ fn batch(
     let mut published = Vec::new();
     let mut names = Vec::new();
     let (mut rows, mut bytes) = (0_usize, 0_usize);
-    let started = Instant::now();
     let mut failure = execute(connection, "BEGIN IMMEDIATE").err();
-    while answers.len() < MAX_COMMANDS && rows < MAX_ROWS && bytes < MAX_BYTES && started.elapsed() < MAX_TIME
-    {
+    // The clock starts now: a BEGIN that had to wait must not leave the batch empty, or nobody is ever answered.
+    let started = Instant::now();
+    let full = |commands: usize, rows: usize, bytes: usize| {
+        commands >= MAX_COMMANDS || rows >= MAX_ROWS || bytes >= MAX_BYTES || started.elapsed() >= MAX_TIME
+    };
+    while answers.is_empty() || !full(answers.len(), rows, bytes) {
         let Some(job) = take(shared) else { break };
         rows += job.cost.rows;
         bytes += job.cost.bytes;
