@@ -4,4 +4,6 @@
 
 mod support;
 
+mod cancel;
+mod conversations;
 mod thin;
