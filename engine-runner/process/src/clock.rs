@@ -1,6 +1,12 @@
 //! The clock and the boot that frames are stamped with.
 
 use nix::time::{ClockId, clock_gettime};
+use std::time::{Duration, Instant};
+
+/// The moment after a time from now. A time that is longer than anybody waits counts as a day.
+pub(crate) fn after(time: Duration) -> Instant {
+    Instant::now() + time.min(Duration::from_secs(24 * 60 * 60))
+}
 
 /// CLOCK_BOOTTIME in nanoseconds: time since boot, suspended time included. Zero only if the clock cannot be read,
 /// which Linux does not do.

@@ -10,6 +10,7 @@
 //!   000001.spool    segments
 //! ```
 
+use crate::clock::after;
 use crate::launch::write_all;
 use crate::plan::{KeeperPlan, PlanError};
 use crate::sweep::{SweepReport, sweep};
@@ -39,7 +40,7 @@ pub(crate) const LOG: &str = "keeper.log";
 pub(crate) const CLOSED: &str = "closed";
 
 /// How long a keeper may take from its start until its socket listens.
-const READY_TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const READY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Version of `meta.json`, the spool and the protocol together, as this code writes them.
 pub(crate) const META_VERSION: u16 = 1;
@@ -179,10 +180,10 @@ pub fn spawn_keeper(
         return Err(failed(child, "no pipes to it".to_owned()));
     };
     // A keeper reads the whole plan before anything else; one that dies instead breaks the pipe.
-    let deadline = Instant::now() + READY_TIMEOUT;
+    let deadline = after(READY_TIMEOUT);
     let sent = write_all(&plan_pipe, &encoded, deadline).map_err(io::Error::from);
     drop(plan_pipe);
-    let answer = read_ready(&mut ready_pipe, deadline);
+    let answer = read_line(&mut ready_pipe, deadline);
     match (sent, answer) {
         (Ok(()), Ok(answer)) if answer == b"ready\n" => Ok(KeeperHandle { pid, pidfd }),
         (_, Ok(answer)) if !answer.is_empty() => {
@@ -193,8 +194,8 @@ pub fn spawn_keeper(
     }
 }
 
-/// Reads the keeper's one line, at most 4 KiB and no longer than the deadline.
-fn read_ready(pipe: &mut std::process::ChildStdout, deadline: Instant) -> io::Result<Vec<u8>> {
+/// Reads a child's one line, at most 4 KiB and no longer than the deadline.
+pub(crate) fn read_line(pipe: &mut std::process::ChildStdout, deadline: Instant) -> io::Result<Vec<u8>> {
     let mut answer = Vec::new();
     let mut buffer = [0; 512];
     while answer.len() < 4096 && !answer.ends_with(b"\n") {
@@ -271,7 +272,7 @@ impl KeeperHandle {
     /// # Errors
     /// [`KeeperDirError::Io`].
     pub fn wait(&self, timeout: Duration) -> Result<bool, KeeperDirError> {
-        let deadline = Instant::now() + timeout;
+        let deadline = after(timeout);
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             let limit = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);

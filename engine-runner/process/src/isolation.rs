@@ -1,5 +1,7 @@
 //! How well an engine and all it starts can be held together, and what this host really gives.
 
+use crate::clock::after;
+use crate::directory::{READY_TIMEOUT, read_line};
 use crate::wire::{Take, WireError};
 use std::fmt;
 
@@ -86,19 +88,30 @@ pub fn become_subreaper() -> std::io::Result<()> {
 /// # Errors
 /// [`ProbeError`].
 pub fn probe(executable: Option<&std::path::Path>) -> Result<IsolationReport, ProbeError> {
-    let output = crate::directory::init_command(executable)
+    let mut child = crate::directory::init_command(executable)
         .arg("probe")
         .stdin(std::process::Stdio::null())
+        .stdout(std::process::Stdio::piped())
         .stderr(std::process::Stdio::null())
-        .output()
+        .spawn()
         .map_err(ProbeError::Start)?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let answer = match child.stdout.take() {
+        Some(mut pipe) => read_line(&mut pipe, after(READY_TIMEOUT)),
+        None => Err(std::io::ErrorKind::BrokenPipe.into()),
+    };
+    // It has nothing more to say; one that hangs is not waited for.
+    let _ = child.kill();
+    let _ = child.wait();
+    let text = match answer {
+        Ok(answer) => String::from_utf8_lossy(&answer).into_owned(),
+        Err(error) => return Err(ProbeError::Answer(error.to_string())),
+    };
     let mut parts = text.trim_end().splitn(3, '\t');
     let level = match parts.next() {
         Some("PID_NAMESPACE") => IsolationLevel::PidNamespace,
         Some("SUBREAPER") => IsolationLevel::Subreaper,
         Some("NONE") => IsolationLevel::None,
-        _ => return Err(ProbeError::Answer(format!("{} {text:?}", output.status))),
+        _ => return Err(ProbeError::Answer(format!("{text:?}"))),
     };
     let user_namespace = parts.next() == Some("user");
     Ok(IsolationReport { level, user_namespace, detail: parts.next().unwrap_or_default().to_owned() })

@@ -5,6 +5,7 @@
 
 use crate::INIT_ARG;
 use crate::KEEPER_ENV;
+use crate::clock::after;
 use crate::frame::SpawnStage;
 use crate::isolation::IsolationLevel;
 use crate::plan::{EnvVar, KeeperPlan, list};
@@ -334,7 +335,7 @@ fn try_launch(
     };
     let encoded = InitPlan::encode(plan, attempt.level, umask);
     // An init that never reads is met by the deadline; one that died by the broken pipe, and its status tells why.
-    let deadline = Instant::now() + START_TIMEOUT;
+    let deadline = after(START_TIMEOUT);
     let sent = write_all(&plan_write, &encoded, deadline);
     drop(plan_write);
     let status_message = match read_status(&status, deadline) {

@@ -1,6 +1,7 @@
 //! The runner's end of a keeper's socket: a blocking client with a deadline on every request, and the parts for a
 //! client of another kind.
 
+use crate::clock::after;
 use crate::frame::ExitStatus;
 use crate::protocol::{
     Decoder, FromKeeper, Notice, OpState, PROTOCOL_VERSION, ProtocolError, Refusal, Request, Response,
@@ -118,7 +119,7 @@ impl Link {
     fn call_within(&mut self, request: &Request, timeout: Duration) -> Result<Response, LinkError> {
         let id = self.next_id;
         self.next_id += 1;
-        let deadline = Instant::now() + timeout;
+        let deadline = after(timeout);
         let bytes = request.encode(id);
         let mut rest = bytes.as_slice();
         while !rest.is_empty() {
@@ -160,7 +161,7 @@ impl Link {
         if let Some(notice) = self.notices.pop_front() {
             return Ok(notice);
         }
-        let deadline = Instant::now() + timeout;
+        let deadline = after(timeout);
         loop {
             if let FromKeeper::Notice(notice) = self.receive(deadline, timeout)? {
                 return Ok(notice);
@@ -262,6 +263,14 @@ impl Link {
             Response::Done { number } => Ok(number),
             _ => Err(LinkError::UnexpectedAnswer),
         }
+    }
+
+    /// [`Request::CloseInput`].
+    ///
+    /// # Errors
+    /// As [`Link::call`].
+    pub fn close_input(&mut self) -> Result<(), LinkError> {
+        self.done(&Request::CloseInput).map(|_| ())
     }
 
     /// [`Request::Sync`]; answers the last frame's number.

@@ -57,6 +57,9 @@ pub enum Request {
         /// The turn's id.
         turn_id: String,
     },
+    /// Closes the engine's standard input once all that was delivered is written. Answered at once by
+    /// [`Response::Done`] with the last frame's number; the closing is told by [`crate::FrameBody::StdinClosed`].
+    CloseInput,
     /// Puts all frames so far on disk. Answered by [`Response::Done`] with the last frame's number.
     Sync,
     /// Sends a signal to the engine process alone. Answered by [`Response::Done`] with the signal's frame.

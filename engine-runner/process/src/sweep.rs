@@ -7,6 +7,7 @@
 //! somebody else is left alone.
 
 use crate::KEEPER_ENV;
+use crate::clock::after;
 use crate::procfs::{self, ProcessInfo};
 use crate::sys;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -40,7 +41,7 @@ pub fn sweep(spool_id: &str, timeout: Duration) -> SweepReport {
 /// As [`sweep`], and also kills what lies below `roots`. Neither this process nor the roots nor those in `spare` are
 /// touched; `spare` does not protect what lies below.
 pub(crate) fn sweep_below(spool_id: &str, roots: &[i32], spare: &[i32], timeout: Duration) -> SweepReport {
-    let deadline = Instant::now() + timeout;
+    let deadline = after(timeout);
     let entry = format!("{KEEPER_ENV}={spool_id}").into_bytes();
     let me = i32::try_from(std::process::id()).unwrap_or(0);
     let mut report = SweepReport::default();

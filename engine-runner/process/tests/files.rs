@@ -189,6 +189,7 @@ fn requests() -> Vec<Request> {
         Request::KillAll,
         Request::Release { settle: second, term: 2 * second },
         Request::Prune { keep_from: 9 },
+        Request::CloseInput,
     ]
 }
 

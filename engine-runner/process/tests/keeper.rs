@@ -348,6 +348,31 @@ fn a_very_long_path_to_the_socket_works() {
 }
 
 #[test]
+fn input_is_closed_behind_what_was_delivered() {
+    let mut rig = Rig::start(|_| {});
+    rig.tell("echo first");
+    rig.link.close_input().unwrap();
+    rig.link.close_input().unwrap();
+    let late = rig.link.deliver("late", b"echo late\n");
+    assert!(
+        matches!(late, Err(LinkError::Refused(Refusal::InputClosed) | LinkError::Closed)),
+        "the engine may have ended already: {late:?}"
+    );
+    let frames = rig.end();
+    assert_eq!(rig.lines(), ["first", "eof"]);
+    assert!(frames.iter().any(|frame| frame.body == FrameBody::Exit(ExitStatus::Code(0))));
+    assert_eq!(frames.iter().filter(|frame| frame.body == FrameBody::StdinClosed).count(), 1);
+}
+
+#[test]
+fn a_time_without_end_is_no_overflow() {
+    let mut rig = Rig::start(|plan| plan.limits.kill_timeout = Duration::MAX);
+    rig.link.release(Duration::MAX, Duration::MAX).unwrap();
+    assert!(rig.handle.wait(Duration::MAX).unwrap());
+    assert_eq!(rig.lines(), ["eof"]);
+}
+
+#[test]
 fn a_release_closes_input_and_waits() {
     let mut rig = Rig::start(|_| {});
     rig.link.release(LONG, LONG).unwrap();

@@ -78,6 +78,19 @@ fn a_line_just_under_the_limit_is_whole_and_its_memory_is_given_back() {
 }
 
 #[test]
+fn a_large_delivery_comes_whole_and_its_memory_is_given_back() {
+    let mut rig = Rig::start(|_| {});
+    assert_eq!(rig.ask("echo x"), "x");
+    let before = private_bytes(rig.handle.pid());
+    let text = "z".repeat(8 << 20);
+    rig.tell(&format!("length {text}"));
+    assert_eq!(rig.line(), (8 << 20).to_string());
+    rig.status();
+    let after = private_bytes(rig.handle.pid());
+    assert!(after < before + (1 << 19), "{before} before, {after} after");
+}
+
+#[test]
 fn stderr_keeps_the_first_and_last_of_a_turn_and_a_count() {
     let mut rig = Rig::start(|plan| {
         plan.limits.stderr_head = 1000;

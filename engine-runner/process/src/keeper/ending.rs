@@ -1,6 +1,7 @@
 //! How an engine and its keeper come to their end: signals, the steps of a release, the kill, and the last frames.
 
 use super::run::Keeper;
+use crate::clock::after;
 use crate::frame::{Cause, ExitStatus, FrameBody, SignalScope};
 use crate::isolation::IsolationLevel;
 use crate::launch::{CONTROL_KILL, CONTROL_SIGNAL};
@@ -99,18 +100,17 @@ impl Keeper {
 
     /// Begins a release, or makes the one under way sooner.
     pub(super) fn release(&mut self, settle: Duration, term: Duration, cause: Cause) {
-        let now = Instant::now();
         match &mut self.ending {
             Ending::No => {
                 self.cause = cause;
                 self.input.close(&mut self.spool);
-                self.ending = Ending::Settle { until: now + settle, term };
+                self.ending = Ending::Settle { until: after(settle), term };
             }
             Ending::Settle { until, term: old } => {
-                *until = (*until).min(now + settle);
+                *until = (*until).min(after(settle));
                 *old = (*old).min(term);
             }
-            Ending::Term { until } => *until = (*until).min(now + term),
+            Ending::Term { until } => *until = (*until).min(after(term)),
             Ending::Kill => {}
         }
     }
@@ -124,7 +124,7 @@ impl Keeper {
                     // What waits for a reader that does not read would hold the input open for ever.
                     self.input.shut(0, &mut self.spool);
                     self.send_signal(libc::SIGTERM, self.cause);
-                    self.ending = Ending::Term { until: now + term };
+                    self.ending = Ending::Term { until: after(term) };
                 }
                 Ending::Term { until } if until <= now => {
                     self.ending = Ending::Kill;
@@ -165,7 +165,7 @@ impl Keeper {
             self.kill = Some(PendingKill {
                 cause,
                 hard_at: Some(now + HARD_KILL),
-                until: now + self.facts.limits.kill_timeout,
+                until: after(self.facts.limits.kill_timeout),
                 replies: reply.into_iter().collect(),
                 told: false,
             });
@@ -214,7 +214,7 @@ impl Keeper {
     /// The engine is gone: what it left is cleared away, and its pipes are read to their end.
     pub(super) fn engine_ended(&mut self, exit: ExitStatus) {
         self.exit = Some(exit);
-        self.drain_until = Some(Instant::now() + self.facts.limits.drain_timeout);
+        self.drain_until = Some(after(self.facts.limits.drain_timeout));
         self.input.shut(0, &mut self.spool);
         if self.level != IsolationLevel::PidNamespace {
             let report = self.sweep();

@@ -14,8 +14,8 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 const STRANGERS_MAX: usize = 4;
 /// A client that lets this much wait unread is cut off.
 const OUT_MAX: usize = 1024 * 1024;
-/// Requests handled of one connection before others get their turn.
-const READ: usize = 64 * 1024;
+/// Bytes read of one connection before others get their turn.
+const READ: usize = 16 * 1024;
 
 /// One connection.
 #[derive(Debug)]
@@ -134,7 +134,7 @@ impl Links {
     pub(super) fn read(&mut self, id: u64) -> Vec<RawMessage> {
         let mut messages = Vec::new();
         let Some(connection) = self.find(id) else { return messages };
-        let mut buffer = vec![0; READ];
+        let mut buffer = [0; READ];
         match connection.stream.read(&mut buffer) {
             Ok(0) => connection.broken = true,
             Ok(count) => connection.decoder.feed(&buffer[..count]),

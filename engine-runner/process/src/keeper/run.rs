@@ -330,6 +330,10 @@ impl Keeper {
             Request::QueryOp { op_id } => Ok(Response::Op { known: self.input.query(&op_id) }),
             Request::BeginTurn { turn_id } => self.begin_turn(turn_id),
             Request::EndTurn { turn_id } => self.end_turn(&turn_id),
+            Request::CloseInput => {
+                self.input.close(&mut self.spool);
+                Ok(Response::Done { number: self.spool.end().frame })
+            }
             Request::Sync => match self.spool.sync() {
                 Ok(()) => Ok(Response::Done { number: self.spool.end().frame }),
                 Err(_) => Err(Refusal::Storage),

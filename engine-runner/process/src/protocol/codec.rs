@@ -49,6 +49,7 @@ impl Request {
             Self::Prune { keep_from } => frame(11, request_id, |put| {
                 put.u32(*keep_from);
             }),
+            Self::CloseInput => frame(12, request_id, |_| {}),
         }
     }
 
@@ -70,6 +71,7 @@ impl Request {
             9 => Self::KillAll,
             10 => Self::Release { settle: take.duration("settle")?, term: take.duration("term")? },
             11 => Self::Prune { keep_from: take.u32("segment")? },
+            12 => Self::CloseInput,
             _ => return Ok(None),
         };
         take.end()?;
