@@ -1,1 +1,45 @@
 //! The engine runner: turn actor, journal, recovery and gRPC service.
+//!
+//! ```text
+//! grpc ──> runner ──> turn ──> engine ──> keeper (another process)
+//!                      │ └──> journal, hub ──> readers
+//!                      └────> pool (idle engines)
+//! ```
+//!
+//! The runner hosts engines and never replaces an engine's own agent loop. It survives its own end: keepers hold the
+//! engines, spools hold what they said, journals hold what was told of it.
+
+mod args;
+mod context;
+mod engine;
+mod environment;
+mod epochs;
+mod error;
+mod failpoint;
+mod git;
+pub mod grpc;
+mod hub;
+mod ids;
+mod install;
+mod journal;
+mod keeper;
+mod launch;
+mod pool;
+mod prune;
+mod registration;
+mod request;
+mod runner;
+mod session_record;
+mod slots;
+mod startup;
+mod state_dir;
+mod turn;
+mod workspace;
+
+mod server;
+
+pub use args::Args;
+pub use error::Error;
+pub use install::{InstallError, find as find_engine, install_engine, installed_path, pinned_version};
+pub use roundhouse_process::reexec;
+pub use server::{Prepared, RunError, main, prepare, reset};

@@ -1,0 +1,548 @@
+//! The turn's task: its state, its inputs, its journal.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    future::pending,
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use roundhouse_engines::{Failure, StdinLine, TurnEnd};
+use roundhouse_process::{Response, boottime_ns};
+use roundhouse_proto::engine::v1::{
+    EventBody, NumberedEvent, ProcessFact, event_body::Kind, inspect_response, notice_event,
+};
+use tokio::{
+    sync::{OwnedMutexGuard, mpsc, oneshot},
+    time::Instant,
+};
+
+use super::{
+    COMMANDS, Command, Facts, Handle, OpenAnswer, State,
+    ending::Ended,
+    opening::{Prepared, Released},
+    stopping::Stopping,
+};
+use crate::{
+    context::Context,
+    engine::Engine,
+    error::{Error, chain},
+    git::Worktree,
+    grpc::to_proto,
+    hub::Hub,
+    journal::{Entry, Journal, Record, Source, StopCause},
+    keeper::{AskError, Batch},
+    workspace::Workspace,
+};
+
+/// Results of the turn's own tasks that may wait. It has a handful under way.
+const RESULTS: usize = 64;
+
+/// Pause before a terminal event that could not be written is tried again.
+pub(super) const STORAGE_RETRY: Duration = Duration::from_secs(1);
+
+/// Where a turn stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// No session; StartOrResume may bring one.
+    NeedSession,
+    /// A process is being planned and started.
+    Preparing,
+    /// A process runs and has not proved its opening.
+    Opening,
+    /// The session is open.
+    Open,
+    /// A process is being ended, for what comes after it.
+    Releasing,
+    /// The outcome is known; evidence is collected.
+    Ending,
+    /// The terminal event is journalled, or the turn was discarded.
+    Ended,
+}
+
+/// What a line to the engine was for.
+#[derive(Debug)]
+pub(super) enum Purpose {
+    /// A message.
+    Message { delivery_id: String, message_id: String },
+    /// Anything that needs no answer of ours.
+    Control(&'static str),
+}
+
+/// Results of the turn's own tasks.
+#[derive(Debug)]
+pub(super) enum Internal {
+    /// A process was prepared, or not.
+    Prepared(Box<Prepared>),
+    /// A process is gone.
+    Released(Released),
+    /// A line was recorded by the keeper, or not.
+    Written(Purpose, Result<Response, AskError>),
+    /// The worktree before the turn.
+    Worktree(Option<Worktree>),
+    /// A step of the ladder was answered.
+    Step(Result<Response, AskError>),
+    /// All that the terminal event needs.
+    Ended(Box<Ended>),
+}
+
+/// Everything that can happen to a turn.
+#[derive(Debug)]
+enum Input {
+    Command(Command),
+    Internal(Internal),
+    Batch(Batch),
+    Timer,
+    Halt,
+}
+
+/// What the turn waits for by time. Unset: not waited for.
+#[derive(Debug, Default)]
+pub(super) struct Timers {
+    pub(super) opening: Option<Instant>,
+    pub(super) session: Option<Instant>,
+    pub(super) idle: Option<Instant>,
+    pub(super) silence: Option<Instant>,
+    pub(super) deadline: Option<Instant>,
+    pub(super) settle: Option<Instant>,
+    pub(super) ladder: Option<Instant>,
+    pub(super) permission: Option<Instant>,
+    pub(super) resend: Option<Instant>,
+    pub(super) storage: Option<Instant>,
+}
+
+impl Timers {
+    fn next(&self) -> Option<Instant> {
+        [
+            self.opening,
+            self.session,
+            self.idle,
+            self.silence,
+            self.deadline,
+            self.settle,
+            self.ladder,
+            self.permission,
+            self.resend,
+            self.storage,
+        ]
+        .into_iter()
+        .flatten()
+        .min()
+    }
+}
+
+/// Whether a timer has run out; it is unset then.
+pub(super) fn due(timer: &mut Option<Instant>, now: Instant) -> bool {
+    let due = timer.is_some_and(|at| at <= now);
+    if due {
+        *timer = None;
+    }
+    due
+}
+
+/// A turn's task.
+#[derive(Debug)]
+pub(super) struct Turn {
+    pub(super) context: Arc<Context>,
+    pub(super) id: String,
+    pub(super) conversation_id: String,
+    pub(super) workspace: Workspace,
+    pub(super) journal: Journal,
+    pub(super) hub: Arc<Hub>,
+    facts: Arc<Mutex<Facts>>,
+    pub(super) state: State,
+    pub(super) stage: Stage,
+    commands: mpsc::Receiver<Command>,
+    pub(super) results: mpsc::Sender<Internal>,
+    results_rx: mpsc::Receiver<Internal>,
+    pub(super) engine: Option<Box<Engine>>,
+    /// Held from before a process starts until it has proved its opening.
+    pub(super) home: Option<OwnedMutexGuard<()>>,
+    pub(super) openers: Vec<oneshot::Sender<OpenAnswer>>,
+    /// Callers of Send, by delivery.
+    pub(super) senders: HashMap<String, Vec<oneshot::Sender<Result<String, Error>>>>,
+    pub(super) timers: Timers,
+    pub(super) stopping: Option<Stopping>,
+    /// The look at the worktree before the turn is done (it may have found nothing).
+    pub(super) looked: bool,
+    pub(super) before: Option<Worktree>,
+    /// Frames up to this one are replayed: what they say is old.
+    pub(super) replay_until: u64,
+    pub(super) replaying: bool,
+    /// Operations that the spool of the current process has an intent of.
+    pub(super) intents: BTreeSet<String>,
+    /// The engine's end was seen by its keeper.
+    pub(super) exit_seen: bool,
+    /// The engine must be stopped for this reason.
+    pub(super) must_stop: Option<Failure>,
+    pub(super) turn_end: Option<Box<TurnEnd>>,
+    pub(super) ended: Option<Box<Ended>>,
+    pub(super) started: Instant,
+    /// The turn was thrown away as if it had never been.
+    pub(super) discarded: bool,
+    /// The process ended while it had nothing to do for the turn; how often it was started again.
+    pub(super) reopened: u32,
+}
+
+/// What a turn starts from.
+#[derive(Debug)]
+pub(crate) struct Start {
+    /// The turn.
+    pub turn_id: String,
+    /// The workspace.
+    pub workspace: Workspace,
+    /// Its journal.
+    pub journal: Journal,
+    /// What the journal says.
+    pub state: State,
+}
+
+pub(super) fn build(context: &Arc<Context>, start: Start) -> Option<(Turn, Handle)> {
+    let open = start.state.open.clone()?;
+    let hub = Hub::new(start.journal.path().to_owned(), start.state.last, start.state.terminal.is_some());
+    let (commands_tx, commands) = mpsc::channel(COMMANDS);
+    let (results, results_rx) = mpsc::channel(RESULTS);
+    let facts = Arc::new(Mutex::new(Facts::default()));
+    let mut timers = Timers::default();
+    if let Some(millis) = open.deadline_millis {
+        // Time passed since the opening counts only on the boot it was measured on.
+        let passed = if open.boot_id == context.boot_id {
+            Duration::from_nanos(boottime_ns().saturating_sub(open.opened_boottime_ns))
+        } else {
+            Duration::ZERO
+        };
+        timers.deadline = Some(Instant::now() + Duration::from_millis(millis).saturating_sub(passed));
+    }
+    let handle = Handle {
+        turn_id: start.turn_id.clone(),
+        conversation_id: open.conversation_id.clone(),
+        epoch: open.epoch,
+        hub: Arc::clone(&hub),
+        commands: commands_tx,
+        facts: Arc::clone(&facts),
+    };
+    let before = start.state.worktree.as_deref().and_then(|text| serde_json::from_str(text).ok());
+    let turn = Turn {
+        context: Arc::clone(context),
+        id: start.turn_id,
+        conversation_id: open.conversation_id,
+        workspace: start.workspace,
+        journal: start.journal,
+        hub,
+        facts,
+        looked: start.state.worktree.is_some(),
+        before,
+        state: start.state,
+        stage: Stage::NeedSession,
+        commands,
+        results,
+        results_rx,
+        engine: None,
+        home: None,
+        openers: Vec::new(),
+        senders: HashMap::new(),
+        timers,
+        stopping: None,
+        replay_until: 0,
+        replaying: false,
+        intents: BTreeSet::new(),
+        exit_seen: false,
+        must_stop: None,
+        turn_end: None,
+        ended: None,
+        started: Instant::now(),
+        discarded: false,
+        reopened: 0,
+    };
+    Some((turn, handle))
+}
+
+/// Starts a new turn's task. Its journal holds the TURN_OPEN record and the session that is wanted.
+///
+/// # Errors
+/// [`Error::Internal`] when the journal holds no TURN_OPEN record.
+pub(crate) fn spawn(context: &Arc<Context>, start: Start) -> Result<Handle, Error> {
+    let (mut turn, handle) = build(context, start)
+        .ok_or_else(|| Error::Internal("a journal without its first record".to_owned()))?;
+    turn.look_before();
+    turn.prepare(None);
+    context.tasks.spawn(turn.run());
+    Ok(handle)
+}
+
+impl Turn {
+    pub(super) async fn run(mut self) {
+        while self.stage != Stage::Ended {
+            let input = self.next().await;
+            if matches!(input, Input::Halt) {
+                // Keepers go on; the next runner takes them up from the same files.
+                return;
+            }
+            if let Err(error) = self.take(input).await {
+                self.storage_failed(&error);
+            }
+            self.update_facts();
+        }
+        self.context.slots.free(&self.id);
+        self.commands.close();
+        while let Ok(command) = self.commands.try_recv() {
+            self.refuse_late(command);
+        }
+        if self.discarded {
+            let directory = self.context.state.turn(&self.id);
+            let _ = tokio::fs::remove_dir_all(directory).await;
+        }
+    }
+
+    /// The next input. Everything in it is cancel safe.
+    async fn next(&mut self) -> Input {
+        let timer = self.timers.next();
+        let engine = self.engine.as_mut();
+        tokio::select! {
+            biased;
+            () = self.context.halt.cancelled() => Input::Halt,
+            Some(internal) = self.results_rx.recv() => Input::Internal(internal),
+            Some(command) = self.commands.recv() => Input::Command(command),
+            batch = async {
+                match engine {
+                    Some(engine) if !engine.gone => engine.frames.recv().await.unwrap_or(Batch::Gone),
+                    _ => pending().await,
+                }
+            } => Input::Batch(batch),
+            () = async {
+                match timer {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => pending().await,
+                }
+            } => Input::Timer,
+        }
+    }
+
+    async fn take(&mut self, input: Input) -> Result<(), Error> {
+        match input {
+            Input::Command(command) => self.on_command(command).await,
+            Input::Internal(internal) => match internal {
+                Internal::Prepared(prepared) => self.on_prepared(*prepared).await,
+                Internal::Released(released) => self.on_released(released).await,
+                Internal::Written(purpose, result) => self.on_written(purpose, result).await,
+                Internal::Worktree(worktree) => self.on_worktree(worktree).await,
+                Internal::Step(result) => {
+                    self.on_step(&result);
+                    Ok(())
+                }
+                Internal::Ended(ended) => self.on_ended(ended).await,
+            },
+            Input::Batch(Batch::Frames(frames)) => self.on_frames(frames).await,
+            Input::Batch(Batch::Gone) => self.on_gone().await,
+            Input::Timer => self.on_timer().await,
+            Input::Halt => Ok(()),
+        }
+    }
+
+    async fn on_command(&mut self, command: Command) -> Result<(), Error> {
+        match command {
+            Command::Open(session, answer) => self.on_open(*session, answer).await,
+            Command::Send(send, answer) => self.on_send(*send, answer).await,
+            Command::Stop(cause, grace, answer) => {
+                let result = self.on_stop(cause, grace).await;
+                // Without an answer the caller learns that the wish is not durable.
+                if result.is_ok() {
+                    let _ = answer.send(());
+                }
+                result
+            }
+            Command::Answer(request, answer) => {
+                let result = self.on_answer(&request).await;
+                let _ = answer.send(result);
+                Ok(())
+            }
+            Command::Skip(to, answer) => {
+                if to > self.state.last {
+                    self.record(Record::Skip { to })?;
+                    self.emit(
+                        Source::Synthetic,
+                        to_proto::notice(
+                            notice_event::Kind::EventsLost,
+                            "The host lost power and with it events that had been numbered; numbering goes on.",
+                        ),
+                    )?;
+                }
+                let _ = answer.send(());
+                Ok(())
+            }
+        }
+    }
+
+    /// Answers a command that came as the turn ended.
+    fn refuse_late(&self, command: Command) {
+        let late = || Error::WrongState(format!("turn {} has ended", self.id));
+        match command {
+            Command::Open(_, answer) => {
+                let _ = answer.send(Err(Arc::new(late())));
+            }
+            Command::Send(_, answer) => {
+                let _ = answer.send(Err(late()));
+            }
+            Command::Answer(_, answer) => {
+                let _ = answer.send(Err(late()));
+            }
+            // Dropped: the caller sees that the turn has ended.
+            Command::Stop(..) | Command::Skip(..) => {}
+        }
+    }
+
+    async fn on_timer(&mut self) -> Result<(), Error> {
+        let now = Instant::now();
+        if due(&mut self.timers.storage, now) {
+            self.write_end().await?;
+        }
+        if due(&mut self.timers.ladder, now) {
+            self.next_step();
+        }
+        if due(&mut self.timers.opening, now) {
+            self.opening_timed_out();
+        }
+        if due(&mut self.timers.session, now) {
+            self.session_timed_out().await?;
+        }
+        if due(&mut self.timers.settle, now) {
+            self.settle().await?;
+        }
+        if due(&mut self.timers.permission, now) {
+            self.permissions_timed_out().await?;
+        }
+        if due(&mut self.timers.resend, now) {
+            self.deliver_waiting();
+        }
+        if due(&mut self.timers.silence, now) {
+            self.silent()?;
+        }
+        if due(&mut self.timers.idle, now) {
+            self.on_stop(StopCause::Idle, None).await?;
+        }
+        if due(&mut self.timers.deadline, now) {
+            self.on_stop(StopCause::Deadline, None).await?;
+        }
+        Ok(())
+    }
+
+    /// Journals a record.
+    pub(super) fn record(&mut self, record: Record) -> Result<(), Error> {
+        self.journal.append(&record)?;
+        self.state.apply(&record);
+        Ok(())
+    }
+
+    /// Journals a record and puts all so far on disk.
+    pub(super) async fn record_synced(&mut self, record: Record) -> Result<(), Error> {
+        self.record(record)?;
+        self.journal.sync().await
+    }
+
+    /// Numbers and journals an event, unless the journal has it; the caller publishes it.
+    fn number(&mut self, source: Source, body: EventBody) -> Result<Option<NumberedEvent>, Error> {
+        if self.state.has(&source) {
+            return Ok(None);
+        }
+        let at_millis = Timestamp::now().as_millisecond();
+        let number = self.state.last + 1;
+        let event =
+            NumberedEvent { number, at: Some(to_proto::timestamp(at_millis)), body: Some(body.clone()) };
+        self.record(Record::Entry(Entry { number, at_millis, source, body }))?;
+        crate::kill_point!("runner::journalled");
+        Ok(Some(event))
+    }
+
+    /// Numbers, journals and publishes an event, unless the journal has it.
+    pub(super) fn emit(&mut self, source: Source, body: EventBody) -> Result<(), Error> {
+        if let Some(event) = self.number(source, body)? {
+            self.hub.event(&event);
+        }
+        Ok(())
+    }
+
+    /// As [`Turn::emit`], with everything on disk before it is published.
+    pub(super) async fn emit_synced(&mut self, source: Source, body: EventBody) -> Result<(), Error> {
+        if matches!(body.kind, Some(Kind::Terminal(_))) {
+            crate::kill_point!("runner::before_terminal");
+        }
+        if let Some(event) = self.number(source, body)? {
+            self.journal.sync().await?;
+            crate::kill_point!("runner::synced");
+            // Who sees the event finds the facts in step with it.
+            self.update_facts();
+            self.hub.event(&event);
+        }
+        Ok(())
+    }
+
+    /// Publishes the terminal event that is in the journal already.
+    pub(super) fn publish_terminal(&mut self) {
+        self.update_facts();
+        let body = self.state.terminal.clone().map(|terminal| to_proto::body(Kind::Terminal(terminal)));
+        let at = Some(to_proto::timestamp(Timestamp::now().as_millisecond()));
+        self.hub.event(&NumberedEvent { number: self.state.last, at, body });
+    }
+
+    /// A warning for whoever follows the turn.
+    pub(super) fn warn(&mut self, message: impl Into<String>) -> Result<(), Error> {
+        self.emit(Source::Synthetic, to_proto::notice(notice_event::Kind::Warning, message))
+    }
+
+    /// Puts a line on its way to the engine; the result comes back as an input.
+    pub(super) fn write(&mut self, line: StdinLine, purpose: Purpose) {
+        let Some(engine) = &self.engine else { return };
+        let written = engine.deliver(line);
+        let results = self.results.clone();
+        self.context.tasks.spawn(async move {
+            let result = written.await;
+            let _ = results.send(Internal::Written(purpose, result)).await;
+        });
+    }
+
+    /// What must be kept cannot be written: the engine is stopped, and the end is tried again until it can be told.
+    fn storage_failed(&mut self, error: &Error) {
+        tracing::error!(turn = self.id, error = chain(error), "a turn cannot go on");
+        if self.stage == Stage::Ending || self.stage == Stage::Ended {
+            self.timers.storage = Some(Instant::now() + STORAGE_RETRY);
+            return;
+        }
+        self.force_stop(StopCause::Storage);
+    }
+
+    fn update_facts(&self) {
+        let mut facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
+        facts.state = if self.state.terminal.is_some() {
+            inspect_response::State::Ended
+        } else if !self.state.accepted.is_empty() {
+            inspect_response::State::Running
+        } else if !self.state.messages.is_empty() {
+            inspect_response::State::Sent
+        } else {
+            inspect_response::State::Opened
+        };
+        if let Some(session) = &self.state.session {
+            facts.session_id.clone_from(&session.session_id);
+        }
+        facts.terminal.clone_from(&self.state.terminal);
+        facts.process = self.engine.as_ref().filter(|engine| !engine.gone).map(|engine| ProcessFact {
+            keeper_pid: engine.keeper.pid(),
+            engine_pid: engine.engine_pid,
+            alive: !engine.keeper.is_dead(),
+            spool_id: engine.spool_id.clone(),
+            isolation: to_proto::isolation(self.context.isolation.level).into(),
+        });
+    }
+
+    /// The current spool, for failures.
+    pub(super) fn spool_id(&self) -> String {
+        self.state.process.as_ref().map(|process| process.spool_id.clone()).unwrap_or_default()
+    }
+
+    /// The directory of a session's spool.
+    pub(super) fn spool_dir(&self, session_id: &str, spool_id: &str) -> PathBuf {
+        self.context.state.spool(session_id, spool_id)
+    }
+}

@@ -1,0 +1,409 @@
+//! The end of a turn: evidence, what is kept of the session, and exactly one terminal event, always last.
+
+use std::{
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant as Moment},
+};
+
+use roundhouse_engines::{Adapter, Carry, Failure, NativeRef, Reason, TurnOutcome};
+use roundhouse_process::{Request, close_dead};
+use roundhouse_proto::engine::v1::{
+    self as proto, EvidenceEvent, Outcome, TerminalEvent, event_body::Kind, evidence_event::Point,
+};
+use tokio::time::Instant;
+
+use super::actor::{Internal, STORAGE_RETRY, Stage, Timers, Turn};
+use crate::{
+    context::Context,
+    engine::{Engine, processes},
+    error::{Error, chain},
+    git::{Changes, Worktree},
+    grpc::to_proto,
+    journal::{Source, StopCause},
+    launch, pool,
+    session_record::{Launched, SessionRecord},
+    workspace::Workspace,
+};
+
+/// Time that processes of a cancelled turn have to go by themselves after the interrupt.
+const SURVIVORS: Duration = Duration::from_secs(1);
+
+/// Time that a sweep of a dead keeper's processes may take.
+const SWEEP: Duration = Duration::from_secs(5);
+
+/// All that the terminal event needs.
+#[derive(Debug)]
+pub(super) struct Ended {
+    /// The engine, idle, if it lives.
+    engine: Option<Box<Engine>>,
+    after: Option<Worktree>,
+    changes: Changes,
+    /// Processes of the cancelled turn survived the interrupt, so the engine was ended.
+    survivors: bool,
+    told: bool,
+}
+
+struct Work {
+    context: Arc<Context>,
+    turn_id: String,
+    session_id: Option<String>,
+    engine: Option<Box<Engine>>,
+    process_gone: bool,
+    /// A cancelled turn's message came at this CLOCK_BOOTTIME.
+    cancelled_since: Option<u64>,
+    workspace: Workspace,
+    before: Option<Worktree>,
+}
+
+/// Whether something that was born after `since` still lives a while after the interrupt.
+async fn has_survivors(init_pid: i32, since: u64) -> bool {
+    let deadline = Moment::now() + SURVIVORS;
+    loop {
+        let found = tokio::task::spawn_blocking(move || processes(init_pid)).await.unwrap_or_default();
+        if !found.iter().any(|(_, started)| *started > since) {
+            return false;
+        }
+        if Moment::now() >= deadline {
+            return true;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+async fn work(mut work: Work) -> Ended {
+    let looking = {
+        let (path, before) = (work.workspace.path.clone(), work.before.take());
+        tokio::task::spawn_blocking(move || {
+            let Some(before) = before else { return (None, Changes::default()) };
+            match crate::git::look(&path) {
+                Some(after) => {
+                    let changes = after.changes_since(&before, &path);
+                    (Some(after), changes)
+                }
+                None => (None, Changes::default()),
+            }
+        })
+    };
+    let mut survivors = false;
+    let mut kept = None;
+    if let Some(mut engine) = work.engine.take() {
+        if work.process_gone || engine.gone || engine.keeper.is_dead() {
+            engine.frames.close();
+            if !engine.keeper.until_dead(Duration::from_secs(30)).await {
+                engine.release(Duration::ZERO, pool::TERM).await;
+            }
+            let (dir, owner) = (engine.dir.clone(), work.context.state.runner_id().to_owned());
+            let swept = tokio::task::spawn_blocking(move || close_dead(&dir, &owner, SWEEP)).await;
+            if let Ok(Err(error)) = swept {
+                tracing::warn!(error = chain(&error), "a dead keeper was not closed");
+            }
+            let _ = tokio::fs::remove_dir_all(&engine.temporary).await;
+            let kept_facts = Remembered::of(&engine);
+            remember(&work.context, work.session_id.clone(), kept_facts).await;
+        } else {
+            if let Some(since) = work.cancelled_since {
+                survivors = has_survivors(engine.init_pid, since).await;
+            }
+            if survivors || !engine.translator.standing().quiescent {
+                if survivors {
+                    let _ = engine.keeper.ask(Request::KillAll).await;
+                }
+                let _home = work.context.homes.lock(&engine.home).await;
+                engine.release(pool::SETTLE, pool::TERM).await;
+                let kept_facts = Remembered::of(&engine);
+                remember(&work.context, work.session_id.clone(), kept_facts).await;
+            } else {
+                let ended = engine.keeper.ask(Request::EndTurn { turn_id: work.turn_id.clone() });
+                let kept_facts = Remembered::of(&engine);
+                let (ended, ()) =
+                    tokio::join!(ended, remember(&work.context, work.session_id.clone(), kept_facts));
+                if let Err(error) = ended {
+                    tracing::warn!(turn = work.turn_id, %error, "a turn's end is not in the spool");
+                }
+                kept = Some(engine);
+            }
+        }
+    }
+    let (after, changes) = looking.await.unwrap_or_default();
+    Ended { engine: kept, after, changes, survivors, told: false }
+}
+
+/// What an engine process leaves for its session.
+struct Remembered {
+    adapter: &'static dyn Adapter,
+    home: PathBuf,
+    native: NativeRef,
+    carry: Carry,
+    launched: Launched,
+    spool_id: String,
+}
+
+impl Remembered {
+    fn of(engine: &Engine) -> Self {
+        Self {
+            adapter: engine.adapter,
+            home: engine.home.clone(),
+            native: engine.native.clone(),
+            carry: engine.translator.carry(),
+            launched: engine.launched.clone(),
+            spool_id: engine.spool_id.clone(),
+        }
+    }
+}
+
+/// Keeps what the next turn of the session needs.
+async fn remember(context: &Arc<Context>, session_id: Option<String>, left: Remembered) {
+    let Some(session_id) = session_id else { return };
+    let context = Arc::clone(context);
+    let Remembered { adapter, home, native, carry, launched, spool_id } = left;
+    let stored = tokio::task::spawn_blocking(move || -> Result<(), Error> {
+        let Some(mut record) = SessionRecord::load(&context.state, &session_id)? else { return Ok(()) };
+        let recorded = record.native.as_ref().and_then(|known| known.file.clone());
+        if carry.committed {
+            if let Some(print) = launch::fingerprint(adapter, &home, &native, recorded.as_deref()) {
+                let file = Some(print.file.clone());
+                record.native = Some(NativeRef { id: native.id.clone(), file });
+                record.fingerprint = Some(print);
+            }
+        }
+        if record.native.is_none() && !native.id.is_empty() {
+            record.native = Some(native);
+        }
+        record.opened = true;
+        record.carry = carry;
+        record.launched = launched;
+        record.spool_id = Some(spool_id);
+        record.store(&context.state)
+    })
+    .await;
+    if let Ok(Err(error)) = stored {
+        tracing::error!(error = chain(&error), "a session's record was not written");
+    }
+}
+
+impl Turn {
+    /// The engine is idle or gone: collects what the terminal event needs.
+    pub(super) fn begin_ending(&mut self) {
+        if matches!(self.stage, Stage::Ending | Stage::Ended) {
+            return;
+        }
+        self.stage = Stage::Ending;
+        self.timers = Timers::default();
+        self.home = None;
+        let cancelled = self.state.stop.is_some() && self.turn_end.is_some();
+        let since = self.state.messages.first().map(|message| message.boottime_ns);
+        let task = Work {
+            context: Arc::clone(&self.context),
+            turn_id: self.id.clone(),
+            session_id: self
+                .engine
+                .as_ref()
+                .filter(|_| self.state.opened.is_some())
+                .map(|engine| engine.session_id.clone()),
+            engine: self.engine.take(),
+            process_gone: self.turn_end.as_ref().is_some_and(|end| end.process_gone),
+            cancelled_since: since.filter(|_| cancelled),
+            workspace: self.workspace.clone(),
+            before: self.before.clone(),
+        };
+        let results = self.results.clone();
+        self.context.tasks.spawn(async move {
+            let ended = work(task).await;
+            let _ = results.send(Internal::Ended(Box::new(ended))).await;
+        });
+    }
+
+    /// Ends a turn that has no engine at work, or none at all.
+    pub(super) fn end_without_engine(&mut self) {
+        self.begin_ending();
+    }
+
+    pub(super) async fn on_ended(&mut self, ended: Box<Ended>) -> Result<(), Error> {
+        self.ended = Some(ended);
+        self.write_end().await
+    }
+
+    /// Writes what is left to be told, the terminal event last. May be tried again after a failure.
+    pub(super) async fn write_end(&mut self) -> Result<(), Error> {
+        let Some(mut ended) = self.ended.take() else { return Ok(()) };
+        let result = self.tell_end(&mut ended).await;
+        if let Err(error) = result {
+            self.ended = Some(ended);
+            self.timers.storage = Some(Instant::now() + STORAGE_RETRY);
+            return Err(error);
+        }
+        self.stage = Stage::Ended;
+        // Callers that still wait learn it from the turn's end.
+        let ended_error = || Error::WrongState(format!("turn {} has ended", self.id));
+        for opener in self.openers.drain(..) {
+            let _ = opener.send(Err(Arc::new(ended_error())));
+        }
+        for (delivery_id, senders) in self.senders.drain() {
+            for sender in senders {
+                // Accepted it was: what became of it is told by the terminal event.
+                let _ = sender.send(Ok(delivery_id.clone()));
+            }
+        }
+        Ok(())
+    }
+
+    async fn tell_end(&mut self, ended: &mut Ended) -> Result<(), Error> {
+        if self.state.terminal.is_none() {
+            if !ended.told {
+                self.deny_all().await?;
+                self.tell_evidence_before()?;
+                if let Some(after) = &ended.after {
+                    self.emit(Source::Synthetic, evidence_after(after, &ended.changes))?;
+                }
+                if ended.survivors {
+                    self.warn(
+                        "Processes of the stopped turn survived the interrupt, so the engine was ended with them. \
+                         The next turn resumes the session.",
+                    )?;
+                }
+                let completed =
+                    self.turn_end.as_ref().is_some_and(|end| end.outcome == TurnOutcome::Completed);
+                if completed && self.state.stop == Some(StopCause::Cancel) {
+                    self.warn("The engine had finished before the cancel reached it.")?;
+                }
+                ended.told = true;
+            }
+            if let Some(engine) = ended.engine.take() {
+                if self.context.halt.is_cancelled() || self.context.shutdown.is_cancelled() {
+                    pool::close(&self.context, engine).await;
+                } else {
+                    pool::put(&self.context, engine);
+                }
+            }
+            self.context.slots.free(&self.id);
+            let terminal = self.terminal();
+            tracing::info!(turn = self.id, outcome = ?terminal.outcome(), "turn ended");
+            self.emit_synced(Source::Synthetic, to_proto::body(Kind::Terminal(terminal))).await?;
+        } else {
+            // It was journalled, and could not be put on disk at once.
+            self.journal.sync().await?;
+            self.publish_terminal();
+        }
+        Ok(())
+    }
+
+    fn terminal(&self) -> TerminalEvent {
+        let end = self.turn_end.as_deref();
+        let base = match end.map(|end| &end.outcome) {
+            Some(TurnOutcome::Failed { failure }) => Some(failure.clone()),
+            _ => None,
+        };
+        let completed = end.is_some_and(|end| end.outcome == TurnOutcome::Completed);
+        // A reason of ours keeps what is known of the process.
+        let ours = |reason: Reason, message: String| Failure {
+            exit_code: base.as_ref().and_then(|base| base.exit_code),
+            signal: base.as_ref().and_then(|base| base.signal),
+            stderr_tail: base.as_ref().map(|base| base.stderr_tail.clone()).unwrap_or_default(),
+            unavailable: reason == Reason::Deadline && base.as_ref().is_some_and(|base| base.unavailable),
+            ..Failure::new(reason, message)
+        };
+        let spool_id = self.spool_id();
+        let (outcome, failure) = match self.state.stop {
+            Some(StopCause::Cancel) => (
+                Outcome::Cancelled,
+                Some(Failure {
+                    retryable: true,
+                    ..ours(Reason::Cancelled, "the turn was cancelled".to_owned())
+                }),
+            ),
+            Some(_) if completed => (Outcome::Completed, None),
+            Some(StopCause::Idle) => {
+                let seconds = self.state.open.as_ref().map_or(0, |open| open.idle_millis / 1000);
+                let text = format!("the engine was silent for {seconds} s");
+                (Outcome::Failed, Some(ours(Reason::IdleTimeout, text)))
+            }
+            Some(StopCause::Deadline) => {
+                (Outcome::Failed, Some(ours(Reason::Deadline, "the turn's deadline passed".to_owned())))
+            }
+            Some(StopCause::Superseded) => (
+                Outcome::Failed,
+                Some(ours(Reason::RunnerLost, "a later owner of the conversation took over".to_owned())),
+            ),
+            Some(StopCause::Storage) => (
+                Outcome::Failed,
+                Some(ours(Reason::Storage, "the runner could not write what it must keep".to_owned())),
+            ),
+            Some(StopCause::KeeperStuck) => (
+                Outcome::Failed,
+                Some(ours(Reason::IdleTimeout, "the keeper of the engine did not answer".to_owned())),
+            ),
+            None => self.own_outcome(end, base.clone()),
+        };
+        let answer = end.and_then(|end| end.answer.as_ref());
+        TerminalEvent {
+            outcome: outcome.into(),
+            result: answer.map(|answer| answer.body.text.clone()).unwrap_or_default(),
+            truncated: answer.is_some_and(|answer| answer.body.truncated),
+            failure: failure.map(|failure| to_proto::failure(&failure, &spool_id)),
+            usage: end
+                .map(|end| to_proto::usage(&end.usage))
+                .filter(|usage| *usage != proto::Usage::default()),
+            duration: Some(to_proto::duration(self.duration())),
+            session_resumable: self.state.opened.is_some() && self.state.unusable.is_none(),
+        }
+    }
+
+    fn own_outcome(
+        &self,
+        end: Option<&roundhouse_engines::TurnEnd>,
+        base: Option<Failure>,
+    ) -> (Outcome, Option<Failure>) {
+        let Some(end) = end else {
+            let failure = self
+                .must_stop
+                .clone()
+                .unwrap_or_else(|| Failure::new(Reason::Process, "the engine ended before the turn did"));
+            return (Outcome::Failed, Some(failure));
+        };
+        if end.process_gone && !end.accepted && !self.exit_seen && self.message_may_be_taken() {
+            let failure = Failure {
+                retryable: true,
+                what_to_do: "Look at what the agent changed in the workspace, then retry the turn."
+                    .to_owned(),
+                ..Failure::new(
+                    Reason::Process,
+                    "the engine and its keeper were gone without a trace of whether the message was taken",
+                )
+            };
+            return (Outcome::Lost, Some(failure));
+        }
+        match &end.outcome {
+            TurnOutcome::Completed => (Outcome::Completed, None),
+            TurnOutcome::Cancelled => (
+                Outcome::Cancelled,
+                Some(Failure {
+                    retryable: true,
+                    ..Failure::new(Reason::Cancelled, "the turn was cancelled")
+                }),
+            ),
+            TurnOutcome::Failed { .. } => (Outcome::Failed, self.must_stop.clone().or(base)),
+        }
+    }
+
+    fn duration(&self) -> Duration {
+        match &self.state.open {
+            Some(open) if open.boot_id == self.context.boot_id => Duration::from_nanos(
+                roundhouse_process::boottime_ns().saturating_sub(open.opened_boottime_ns),
+            ),
+            _ => self.started.elapsed(),
+        }
+    }
+}
+
+fn evidence_after(after: &Worktree, changes: &Changes) -> proto::EventBody {
+    to_proto::body(Kind::Evidence(EvidenceEvent {
+        point: Point::After.into(),
+        head: after.head.clone(),
+        branch: after.branch.clone(),
+        dirty: Some(!after.dirty.is_empty()),
+        commits: changes.commits.clone(),
+        changed_files: changes.files.clone(),
+        truncated: changes.truncated,
+    }))
+}

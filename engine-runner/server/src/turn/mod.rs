@@ -1,0 +1,168 @@
+//! A turn: one owner task that linearises all that happens to it.
+//!
+//! ```text
+//! commands (rpc) ──┐
+//! frames (spool) ──┼──> Input ──> Turn ──> journal ──> hub ──> readers
+//! results, timers ─┘                └──> keeper
+//! ```
+//!
+//! Every effect is journalled before it is published or acted on, and every decision that later frames do not repeat
+//! is journalled as a mark. After a restart the same code runs over the same frames: what the journal has is passed
+//! over by position, what it lacks follows.
+
+mod actor;
+mod ending;
+mod opening;
+mod permission;
+mod reading;
+mod recovery;
+mod state;
+mod stopping;
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use roundhouse_proto::engine::v1::{ProcessFact, TerminalEvent, inspect_response};
+use tokio::sync::{mpsc, oneshot};
+
+pub(crate) use self::{
+    actor::{Start, spawn},
+    recovery::recover,
+    state::State,
+};
+use crate::{
+    error::Error,
+    hub::Hub,
+    journal::{SessionOpen, StopCause},
+    request,
+};
+
+/// Commands that may wait for a turn. Callers wait beyond it.
+const COMMANDS: usize = 64;
+
+/// How an opening went.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OpenReply {
+    /// The result.
+    pub result: OpenResult,
+    /// The native session, as far as known.
+    pub native_id: String,
+    /// Whether a changed prompt was applied.
+    pub prompt_applied: bool,
+    /// The journal's last number.
+    pub last_number: u64,
+}
+
+/// See [`OpenReply`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OpenResult {
+    /// A new native session.
+    Started,
+    /// An earlier one, in a new process.
+    Resumed,
+    /// An earlier one, in its warm process.
+    AlreadyOpen,
+    /// The native session cannot be used.
+    Unusable(String),
+}
+
+/// The answer to an opening. Several callers may wait for one opening, so an error is shared.
+pub(crate) type OpenAnswer = Result<OpenReply, Arc<Error>>;
+
+/// What a turn is asked.
+#[derive(Debug)]
+pub enum Command {
+    /// Open a session for the turn, or attach to the opening.
+    Open(Box<SessionOpen>, oneshot::Sender<OpenAnswer>),
+    /// Give a message to the engine. Answers the delivery id.
+    Send(Box<request::Send>, oneshot::Sender<Result<String, Error>>),
+    /// Stop the turn. Answers once the wish is durable.
+    Stop(StopCause, Option<Duration>, oneshot::Sender<()>),
+    /// Answer a permission. Answers whether this answer decides, and what holds.
+    Answer(Box<request::Answer>, oneshot::Sender<Result<(bool, bool), Error>>),
+    /// Number on after this number: somebody holds more than the journal.
+    Skip(u64, oneshot::Sender<()>),
+}
+
+/// What is true of a turn now, for those who only look.
+#[derive(Debug, Clone)]
+pub struct Facts {
+    /// Where it stands.
+    pub state: inspect_response::State,
+    /// Its current session.
+    pub session_id: String,
+    /// Its process.
+    pub process: Option<ProcessFact>,
+    /// How it ended.
+    pub terminal: Option<TerminalEvent>,
+}
+
+impl Default for Facts {
+    fn default() -> Self {
+        Self {
+            state: inspect_response::State::Opened,
+            session_id: String::new(),
+            process: None,
+            terminal: None,
+        }
+    }
+}
+
+/// A turn as others hold it.
+#[derive(Debug, Clone)]
+pub struct Handle {
+    /// The turn.
+    pub turn_id: String,
+    /// Its conversation.
+    pub conversation_id: String,
+    /// Its epoch.
+    pub epoch: u64,
+    /// Its events.
+    pub hub: Arc<Hub>,
+    commands: mpsc::Sender<Command>,
+    facts: Arc<Mutex<Facts>>,
+}
+
+impl Handle {
+    /// What is true now.
+    #[must_use]
+    pub fn facts(&self) -> Facts {
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Asks the turn and waits for the answer; none when it has ended before it answered. Cancel safe: a question that
+    /// was put is worked on.
+    pub async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Option<T> {
+        let (answer, reply) = oneshot::channel();
+        self.commands.send(command(answer)).await.ok()?;
+        reply.await.ok()
+    }
+
+    /// Whether the turn's task is gone.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.commands.is_closed()
+    }
+}
+
+/// A turn that had ended when this runner started.
+#[must_use]
+pub(crate) fn ended(turn_id: &str, state: &State, journal: std::path::PathBuf) -> Option<Handle> {
+    let open = state.open.as_ref()?;
+    let (commands, _) = mpsc::channel(1);
+    Some(Handle {
+        turn_id: turn_id.to_owned(),
+        conversation_id: open.conversation_id.clone(),
+        epoch: open.epoch,
+        hub: Hub::new(journal, state.last, true),
+        commands,
+        facts: Arc::new(Mutex::new(Facts {
+            state: inspect_response::State::Ended,
+            session_id: state.session.as_ref().map(|session| session.session_id.clone()).unwrap_or_default(),
+            process: None,
+            terminal: state.terminal.clone(),
+        })),
+    })
+}

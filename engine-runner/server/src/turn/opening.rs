@@ -1,0 +1,520 @@
+//! Opening a session for the turn: warm, resumed, started, or found unusable.
+
+use std::{sync::Arc, time::Duration};
+
+use roundhouse_engines::{Failure, OpenFailure, OpenMode, Opened, Reason, TranslatorOpen};
+use roundhouse_process::{Request, Response};
+use roundhouse_proto::engine::v1::{Origin, SessionEvent, event_body::Kind, session_event};
+use tokio::{
+    sync::{OwnedMutexGuard, oneshot},
+    time::Instant,
+};
+
+use super::{
+    OpenAnswer, OpenReply, OpenResult,
+    actor::{Internal, Purpose, Stage, Turn},
+};
+use crate::{
+    context::Context,
+    engine::Engine,
+    error::Error,
+    grpc::to_proto,
+    journal::{OpenedHow, OpenedMark, ProcessOpen, Record, SessionOpen, Source},
+    launch::{self, Plan, Planned, Wanted},
+    pool,
+    session_record::{Launched, SessionRecord},
+};
+
+/// Starts of one session within a turn: as wanted, and once the other way.
+const STARTS: u32 = 2;
+
+/// Starts because an idle process had ended before the message came.
+const REOPENS: u32 = 2;
+
+/// What preparing came to.
+#[derive(Debug)]
+pub(super) enum Prepared {
+    /// The session's warm process serves the turn from the frame after this one.
+    Warm(Box<Engine>, u64),
+    /// A process can be started.
+    Planned(Box<Planned>),
+    /// It was started; the home's lock goes with it until it has proved its opening.
+    Started(Box<Engine>, OwnedMutexGuard<()>),
+    /// The native session cannot be used.
+    Unusable(String),
+    /// It cannot be opened.
+    Failed(Error),
+}
+
+/// What comes after a process was ended.
+#[derive(Debug)]
+pub(super) enum Released {
+    /// The opening is refused with this error.
+    Refuse(Arc<Error>),
+    /// The session is opened the other way.
+    Again(Option<OpenMode>),
+    /// The session is unusable.
+    Unusable(String),
+}
+
+async fn prepare(context: Arc<Context>, wanted: Wanted, turn_id: String, launched: Launched) -> Prepared {
+    if wanted.force.is_none() {
+        if let Some(engine) = context.pool.take(&wanted.session.session_id).await {
+            if engine.launched == launched {
+                match engine.keeper.ask(Request::BeginTurn { turn_id }).await {
+                    Ok(Response::Turn { frame, .. }) => return Prepared::Warm(engine, frame),
+                    other => tracing::warn!(?other, "a warm engine cannot take a turn"),
+                }
+            }
+            // Another model, effort, mode or prompt: the old process is gone before the new one resumes.
+            pool::close(&context, engine).await;
+        }
+    }
+    let planning = Arc::clone(&context);
+    match tokio::task::spawn_blocking(move || launch::plan(&planning, &wanted)).await {
+        Ok(Ok(Plan::Start(planned))) => Prepared::Planned(planned),
+        Ok(Ok(Plan::Unusable(reason))) => Prepared::Unusable(reason),
+        Ok(Err(error)) => Prepared::Failed(error),
+        Err(error) => Prepared::Failed(Error::Internal(format!("plan task: {error}"))),
+    }
+}
+
+async fn start(context: Arc<Context>, planned: Planned, open: ProcessOpen, turn_id: String) -> Prepared {
+    context.pool.make_room(context.settings.max_warm_engines).await;
+    let home = context.homes.lock(&planned.home).await;
+    match launch::start(&context, planned, &open, &turn_id).await {
+        Ok(engine) => Prepared::Started(engine, home),
+        Err(error) => Prepared::Failed(error),
+    }
+}
+
+impl Turn {
+    /// Looks at the worktree as it is before the turn, beside the opening.
+    pub(super) fn look_before(&mut self) {
+        if self.looked {
+            return;
+        }
+        let (path, results) = (self.workspace.path.clone(), self.results.clone());
+        self.context.tasks.spawn(async move {
+            let worktree = tokio::task::spawn_blocking(move || crate::git::look(&path)).await.ok().flatten();
+            let _ = results.send(Internal::Worktree(worktree)).await;
+        });
+    }
+
+    /// Prepares a process for the current session.
+    pub(super) fn prepare(&mut self, force: Option<OpenMode>) {
+        let Some(session) = self.state.session.clone() else { return };
+        self.stage = Stage::Preparing;
+        self.timers.session = None;
+        let launched = Launched {
+            model: session.model.clone(),
+            effort: session.effort.clone(),
+            permissions: session.permissions,
+            prompt_sha256: session.prompt_sha256.clone(),
+        };
+        let wanted = Wanted {
+            conversation_id: self.conversation_id.clone(),
+            workspace: self.workspace.clone(),
+            session,
+            force,
+        };
+        let (context, turn_id, results) = (Arc::clone(&self.context), self.id.clone(), self.results.clone());
+        self.context.tasks.spawn(async move {
+            let prepared = prepare(context, wanted, turn_id, launched).await;
+            let _ = results.send(Internal::Prepared(Box::new(prepared))).await;
+        });
+    }
+
+    pub(super) async fn on_open(
+        &mut self,
+        session: SessionOpen,
+        answer: oneshot::Sender<OpenAnswer>,
+    ) -> Result<(), Error> {
+        let same = self.state.session.as_ref().is_some_and(|known| known.session_id == session.session_id);
+        let wrong = |text: String| Err(Arc::new(Error::WrongState(text)));
+        if self.stopping.is_some() || self.state.stop.is_some() {
+            let _ = answer.send(wrong(format!("turn {} is being stopped", self.id)));
+            return Ok(());
+        }
+        match self.stage {
+            Stage::NeedSession => {
+                if let (true, Some(reason)) = (same, &self.state.unusable) {
+                    let _ = answer.send(Ok(self.reply(OpenResult::Unusable(reason.clone()))));
+                    return Ok(());
+                }
+                self.openers.push(answer);
+                self.record_synced(Record::Session(Box::new(session))).await?;
+                self.prepare(None);
+            }
+            Stage::Preparing | Stage::Opening | Stage::Releasing if same => self.openers.push(answer),
+            Stage::Open | Stage::Ending if same => {
+                let reply = self.opened_reply();
+                let _ = answer.send(match reply {
+                    Some(reply) => Ok(reply),
+                    None => wrong(format!("turn {} is ending", self.id)),
+                });
+            }
+            Stage::Preparing | Stage::Opening | Stage::Releasing | Stage::Open | Stage::Ending => {
+                let _ = answer.send(wrong(format!("turn {} works with another session", self.id)));
+            }
+            Stage::Ended => {
+                let _ = answer.send(wrong(format!("turn {} has ended", self.id)));
+            }
+        }
+        Ok(())
+    }
+
+    fn reply(&self, result: OpenResult) -> OpenReply {
+        OpenReply { result, native_id: String::new(), prompt_applied: false, last_number: self.state.last }
+    }
+
+    /// What the first caller was told.
+    fn opened_reply(&self) -> Option<OpenReply> {
+        let mark = self.state.opened.as_ref()?;
+        Some(OpenReply {
+            native_id: mark.native_id.clone(),
+            prompt_applied: mark.prompt_applied,
+            ..self.reply(match mark.how {
+                OpenedHow::Started => OpenResult::Started,
+                OpenedHow::Resumed => OpenResult::Resumed,
+                OpenedHow::AlreadyOpen => OpenResult::AlreadyOpen,
+            })
+        })
+    }
+
+    fn answer_openers(&mut self, answer: &OpenAnswer) {
+        for opener in self.openers.drain(..) {
+            let _ = opener.send(answer.clone());
+        }
+    }
+
+    pub(super) async fn on_prepared(&mut self, prepared: Prepared) -> Result<(), Error> {
+        match prepared {
+            Prepared::Warm(engine, after) => self.on_warm(engine, after).await,
+            Prepared::Planned(_) | Prepared::Unusable(_) | Prepared::Failed(_) if self.stopping.is_some() => {
+                self.end_without_engine();
+                Ok(())
+            }
+            Prepared::Planned(planned) => self.on_planned(*planned).await,
+            Prepared::Started(engine, home) => {
+                self.home = Some(home);
+                self.engine = Some(engine);
+                self.stage = Stage::Opening;
+                self.timers.opening = Some(Instant::now() + self.context.settings.engine_start_timeout);
+                self.write_opening();
+                if self.stopping.is_some() {
+                    self.begin_ladder();
+                }
+                Ok(())
+            }
+            Prepared::Unusable(reason) => self.unusable(reason).await,
+            Prepared::Failed(error) => self.refuse(Arc::new(error)).await,
+        }
+    }
+
+    /// Tells a fresh process what it must hear first. A repeat writes nothing again.
+    pub(super) fn write_opening(&mut self) {
+        let lines = self.engine.as_ref().map(|engine| engine.translator.opening()).unwrap_or_default();
+        for line in lines {
+            self.write(line, Purpose::Control("opening"));
+        }
+    }
+
+    async fn on_warm(&mut self, mut engine: Box<Engine>, after: u64) -> Result<(), Error> {
+        let open = TranslatorOpen {
+            spool_id: engine.spool_id.clone(),
+            native: engine.native.clone(),
+            opening: None,
+            carry: engine.translator.carry(),
+            turn_id: Some(self.id.clone()),
+        };
+        engine.translator = engine.adapter.translator(&open);
+        let native_id = engine.native.id.clone();
+        let process = ProcessOpen {
+            session_id: engine.session_id.clone(),
+            spool_id: engine.spool_id.clone(),
+            after,
+            translator: open,
+        };
+        self.forget_process();
+        self.engine = Some(engine);
+        self.stage = Stage::Open;
+        self.record(Record::Process(Box::new(process)))?;
+        if self.stopping.is_some() {
+            self.begin_ladder();
+            return Ok(());
+        }
+        self.opened(Source::Synthetic, OpenedHow::AlreadyOpen, native_id, false).await
+    }
+
+    async fn on_planned(&mut self, planned: Planned) -> Result<(), Error> {
+        let open = TranslatorOpen {
+            spool_id: planned.spool_id.clone(),
+            native: planned.native.clone(),
+            opening: Some(planned.mode),
+            carry: planned.carry.clone(),
+            turn_id: Some(self.id.clone()),
+        };
+        let process = ProcessOpen {
+            session_id: planned.record.session_id.clone(),
+            spool_id: planned.spool_id.clone(),
+            after: 0,
+            translator: open,
+        };
+        self.forget_process();
+        // Before the start: whatever dies, the next runner knows which process is the turn's.
+        self.record_synced(Record::Process(Box::new(process.clone()))).await?;
+        let (context, turn_id, results) = (Arc::clone(&self.context), self.id.clone(), self.results.clone());
+        self.context.tasks.spawn(async move {
+            let prepared = start(context, planned, process, turn_id).await;
+            let _ = results.send(Internal::Prepared(Box::new(prepared))).await;
+        });
+        Ok(())
+    }
+
+    /// What was known of an earlier process does not hold for the next one.
+    fn forget_process(&mut self) {
+        self.intents.clear();
+        self.exit_seen = false;
+        self.turn_end = None;
+        self.replay_until = 0;
+        self.replaying = false;
+    }
+
+    /// The engine proved its opening.
+    pub(super) async fn on_opened(&mut self, source: Source, opened: Opened) -> Result<(), Error> {
+        let mode = self.state.process.as_ref().and_then(|process| process.translator.opening);
+        let how = if mode == Some(OpenMode::Resume) { OpenedHow::Resumed } else { OpenedHow::Started };
+        let prompt_applied = how == OpenedHow::Resumed && self.prompt_changed();
+        self.timers.opening = None;
+        self.home = None;
+        self.stage = Stage::Open;
+        self.remember_opened(&opened);
+        if self.state.opened.is_some() {
+            // A process that took the place of one that had ended, or a replay.
+            self.deliver_waiting();
+            return Ok(());
+        }
+        self.opened(source, how, opened.native.id, prompt_applied).await
+    }
+
+    fn prompt_changed(&self) -> bool {
+        let Some(session) = &self.state.session else { return false };
+        let record = SessionRecord::load(&self.context.state, &session.session_id).ok().flatten();
+        // The record holds the hash before this turn in `launched` only until the start wrote it anew; the mark that
+        // planning left says it.
+        record.is_some_and(|record| record.prompt_changed)
+    }
+
+    /// Keeps what is known from here on, also should the turn never end.
+    fn remember_opened(&self, opened: &Opened) {
+        let Some(session) = &self.state.session else { return };
+        let (context, session_id, native) =
+            (Arc::clone(&self.context), session.session_id.clone(), opened.native.clone());
+        self.context.tasks.spawn_blocking(move || {
+            if let Ok(Some(mut record)) = SessionRecord::load(&context.state, &session_id) {
+                if !record.opened {
+                    record.opened = true;
+                    record.native.get_or_insert(native);
+                    if let Err(error) = record.store(&context.state) {
+                        tracing::warn!(
+                            error = crate::error::chain(&error),
+                            "a session's record was not written"
+                        );
+                    }
+                }
+            }
+        });
+    }
+
+    async fn opened(
+        &mut self,
+        source: Source,
+        how: OpenedHow,
+        native_id: String,
+        prompt_applied: bool,
+    ) -> Result<(), Error> {
+        let Some(session) = self.state.session.clone() else { return Ok(()) };
+        let origin = match how {
+            OpenedHow::Started if !session.replaces.is_empty() => Origin::Replaced,
+            OpenedHow::Started => Origin::Started,
+            OpenedHow::Resumed | OpenedHow::AlreadyOpen => Origin::Resumed,
+        };
+        self.record(Record::Opened(OpenedMark {
+            session_id: session.session_id.clone(),
+            how,
+            native_id: native_id.clone(),
+            prompt_applied,
+        }))?;
+        let body = to_proto::body(Kind::Session(SessionEvent {
+            state: session_event::State::Opened.into(),
+            session_id: session.session_id,
+            origin: origin.into(),
+            native_ref: to_proto::native_ref(&native_id),
+            reason: String::new(),
+            replaces: session.replaces,
+            history_given: !session.context.is_empty(),
+            summary_given: false,
+        }));
+        self.emit_synced(source, body).await?;
+        if let Some(reply) = self.opened_reply() {
+            self.answer_openers(&Ok(reply));
+        }
+        tracing::info!(turn = self.id, ?how, "session open");
+        self.deliver_waiting();
+        Ok(())
+    }
+
+    /// The engine said that it cannot open the session.
+    pub(super) async fn on_open_failed(&mut self, failed: OpenFailure) -> Result<(), Error> {
+        if self.stage != Stage::Opening {
+            return Ok(());
+        }
+        self.timers.opening = None;
+        if self.stopping.is_some() {
+            // The end of the process is what the ladder waits for.
+            return Ok(());
+        }
+        let unusable = failed.failure.reason == Reason::SessionUnusable;
+        let next = match failed.retry_as {
+            Some(mode) if self.state.starts < STARTS => Released::Again(Some(mode)),
+            Some(_) => Released::Unusable(failed.failure.message),
+            None if unusable => Released::Unusable(failed.failure.message),
+            None => Released::Refuse(Arc::new(Error::Refused {
+                failure: Box::new(failed.failure),
+                started: true,
+            })),
+        };
+        self.release(next);
+        Ok(())
+    }
+
+    /// Ends the process; what comes after it follows as an input.
+    pub(super) fn release(&mut self, next: Released) {
+        self.stage = Stage::Releasing;
+        self.timers.opening = None;
+        self.timers.idle = None;
+        self.timers.silence = None;
+        let (engine, home) = (self.engine.take(), self.home.take());
+        let (context, results) = (Arc::clone(&self.context), self.results.clone());
+        self.context.tasks.spawn(async move {
+            if let Some(mut engine) = engine {
+                // A home's lock that is held already covers the end, too.
+                let _home = match home {
+                    Some(home) => home,
+                    None => context.homes.lock(&engine.home).await,
+                };
+                engine.release(Duration::from_millis(500), pool::TERM).await;
+            }
+            let _ = results.send(Internal::Released(next)).await;
+        });
+    }
+
+    pub(super) async fn on_released(&mut self, released: Released) -> Result<(), Error> {
+        if self.stopping.is_some() {
+            self.end_without_engine();
+            return Ok(());
+        }
+        match released {
+            Released::Refuse(error) => self.refuse(error).await,
+            Released::Again(mode) => {
+                self.prepare(mode);
+                Ok(())
+            }
+            Released::Unusable(reason) => self.unusable(reason).await,
+        }
+    }
+
+    pub(super) fn opening_timed_out(&mut self) {
+        if self.stage != Stage::Opening || self.stopping.is_some() {
+            return;
+        }
+        let limit = self.context.settings.engine_start_timeout;
+        let failure =
+            Failure::new(Reason::Process, format!("the engine did not prove its opening within {limit:?}"));
+        self.release(Released::Refuse(Arc::new(Error::Refused {
+            failure: Box::new(failure),
+            started: true,
+        })));
+    }
+
+    /// The opening is refused. A turn that nobody can know of is forgotten; another one fails with the same reason.
+    async fn refuse(&mut self, error: Arc<Error>) -> Result<(), Error> {
+        tracing::info!(turn = self.id, error = crate::error::chain(error.as_ref()), "opening refused");
+        self.answer_openers(&Err(Arc::clone(&error)));
+        if !self.state.has_events() && self.state.messages.is_empty() {
+            self.discarded = true;
+            self.stage = Stage::Ended;
+            return Ok(());
+        }
+        let failure = match error.as_ref() {
+            Error::Refused { failure, .. } => (**failure).clone(),
+            Error::Policy(text) => Failure::new(Reason::Configuration, text),
+            Error::Storage { .. } => Failure::new(Reason::Storage, error.to_string()),
+            other => Failure::new(Reason::Process, other.to_string()),
+        };
+        self.must_stop = Some(failure);
+        self.end_without_engine();
+        Ok(())
+    }
+
+    /// The native session cannot be used: the turn waits for another one.
+    pub(super) async fn unusable(&mut self, reason: String) -> Result<(), Error> {
+        let Some(session) = self.state.session.clone() else { return Ok(()) };
+        tracing::warn!(turn = self.id, session = session.session_id, reason, "session unusable");
+        let (context, session_id, why) =
+            (Arc::clone(&self.context), session.session_id.clone(), reason.clone());
+        let stored =
+            tokio::task::spawn_blocking(move || match SessionRecord::load(&context.state, &session_id)? {
+                Some(mut record) if record.unusable.is_none() => {
+                    record.unusable = Some(why);
+                    record.store(&context.state)
+                }
+                _ => Ok(()),
+            })
+            .await;
+        if let Ok(Err(error)) = stored {
+            tracing::warn!(error = crate::error::chain(&error), "an unusable session was not recorded");
+        }
+        self.record(Record::Unusable { session_id: session.session_id.clone(), reason: reason.clone() })?;
+        let body = to_proto::body(Kind::Session(SessionEvent {
+            state: session_event::State::Unusable.into(),
+            session_id: session.session_id,
+            reason: reason.clone(),
+            ..SessionEvent::default()
+        }));
+        self.emit_synced(Source::Synthetic, body).await?;
+        self.stage = Stage::NeedSession;
+        self.timers.session = Some(Instant::now() + self.context.settings.unusable_wait);
+        let reply = self.reply(OpenResult::Unusable(reason));
+        self.answer_openers(&Ok(reply));
+        Ok(())
+    }
+
+    pub(super) async fn session_timed_out(&mut self) -> Result<(), Error> {
+        if self.stage != Stage::NeedSession {
+            return Ok(());
+        }
+        self.must_stop = Some(match &self.state.unusable {
+            Some(reason) => {
+                Failure::new(Reason::SessionUnusable, format!("the session cannot be used ({reason})"))
+            }
+            None => {
+                Failure::new(Reason::RunnerLost, "the runner restarted, and the turn was not opened again")
+            }
+        });
+        self.end_without_engine();
+        Ok(())
+    }
+
+    /// The process ended while it had nothing to do for the turn.
+    pub(super) fn reopen(&mut self) {
+        self.reopened += 1;
+        if self.reopened > REOPENS {
+            self.must_stop = Some(Failure::new(Reason::Process, "the engine ends by itself again and again"));
+            self.end_without_engine();
+            return;
+        }
+        self.release(Released::Again(None));
+    }
+}

@@ -1,0 +1,435 @@
+//! Frames in, events out; messages in, lines out.
+
+use roundhouse_engines::{Delivery, Event, Exit, Frame, FrameBody, Output, Reason, TurnEnd, TurnOutcome};
+use roundhouse_process::{self as process, Refusal, Response, boottime_ns};
+use roundhouse_proto::engine::v1::{
+    EvidenceEvent, SessionEvent, event_body::Kind, evidence_event::Point, notice_event, phase_event::Phase,
+    session_event,
+};
+use tokio::{sync::oneshot, time::Instant};
+
+use super::{
+    actor::{Purpose, Stage, Turn},
+    opening::Released,
+};
+use crate::{
+    engine::engine_frame,
+    error::Error,
+    git::Worktree,
+    grpc::to_proto,
+    ids,
+    journal::{MessageMark, Record, Source, StopCause},
+    keeper::AskError,
+    request,
+};
+
+/// Pause before a message is put to a keeper again that did not answer.
+const RESEND: std::time::Duration = std::time::Duration::from_secs(2);
+
+/// Ordinal of what follows the frames of a dead process.
+const AFTER_DEATH: u32 = 1_000_000;
+
+impl Turn {
+    pub(super) async fn on_frames(&mut self, frames: Vec<process::Frame>) -> Result<(), Error> {
+        for frame in &frames {
+            self.on_frame(frame).await?;
+        }
+        Ok(())
+    }
+
+    async fn on_frame(&mut self, frame: &process::Frame) -> Result<(), Error> {
+        let after = self.state.process.as_ref().map_or(0, |process| process.after);
+        let Some(engine) = &mut self.engine else { return Ok(()) };
+        engine.note_frame(frame);
+        if frame.number <= after {
+            return Ok(());
+        }
+        match &frame.body {
+            process::FrameBody::StdinIntent { op_id, .. } => {
+                self.intents.insert(op_id.clone());
+            }
+            process::FrameBody::Exit(_) | process::FrameBody::SpawnFailed { .. } => self.exit_seen = true,
+            process::FrameBody::StorageFault(_) => self.force_stop(StopCause::Storage),
+            _ => {}
+        }
+        if let Some(said) = engine_frame(frame) {
+            self.feed(said).await?;
+        }
+        // A settle time that ran out here in an earlier life of this runner.
+        let settled = self.spool_id();
+        if self.replaying && self.state.settled.get(&settled) == Some(&frame.number) {
+            self.settled(frame.number).await?;
+        }
+        if self.replaying && frame.number >= self.replay_until {
+            self.on_replayed().await?;
+        }
+        Ok(())
+    }
+
+    async fn feed(&mut self, frame: Frame<'_>) -> Result<(), Error> {
+        let Some(engine) = &mut self.engine else { return Ok(()) };
+        let active = engine.adapter.counts_as_activity(&frame);
+        let outputs = engine.translator.feed(frame);
+        if active && !self.replaying {
+            self.restart_idle();
+        }
+        self.on_outputs(frame.number, 0, outputs).await
+    }
+
+    async fn on_outputs(&mut self, frame: u64, first: u32, outputs: Vec<Output>) -> Result<(), Error> {
+        let spool = self.spool_id();
+        for (ordinal, output) in (first..).zip(outputs) {
+            let source = Source::Frame { spool: spool.clone(), frame, ordinal };
+            self.on_output(source, output).await?;
+        }
+        Ok(())
+    }
+
+    async fn on_output(&mut self, source: Source, output: Output) -> Result<(), Error> {
+        match output {
+            Output::Event { event: Event::PermissionRequest(request) } => {
+                self.permission_asked(source, &request).await
+            }
+            Output::Event { event: Event::PermissionAnswer(answer) } => {
+                self.permission_withdrawn(source, &answer).await
+            }
+            Output::Event { event } => match to_proto::event(&event) {
+                Some(body) => self.emit(source, body),
+                None => Ok(()),
+            },
+            Output::Partial(partial) => {
+                if !self.replaying {
+                    self.hub.partial(to_proto::partial(&partial));
+                }
+                Ok(())
+            }
+            Output::PartialReset { item } => {
+                self.hub.reset(item.0);
+                Ok(())
+            }
+            Output::Reply(line) => {
+                self.write(line, Purpose::Control("reply"));
+                Ok(())
+            }
+            Output::Opened(opened) => self.on_opened(source, opened).await,
+            Output::OpenFailed(failed) => self.on_open_failed(failed).await,
+            Output::Accepted { delivery_id } => {
+                let Some(message) = self.state.message_of(&delivery_id) else { return Ok(()) };
+                let body = to_proto::phase(Phase::Accepted, &message.message_id);
+                self.emit_synced(source, body).await
+            }
+            Output::DeliveryEnded { .. } => Ok(()),
+            Output::Committed { native } => self.emit(
+                source,
+                to_proto::body(Kind::Session(SessionEvent {
+                    state: session_event::State::NativeRef.into(),
+                    session_id: self.state.session.as_ref().map(|s| s.session_id.clone()).unwrap_or_default(),
+                    native_ref: to_proto::native_ref(&native.id),
+                    ..SessionEvent::default()
+                })),
+            ),
+            Output::Settling => {
+                self.timers.settle = Some(Instant::now() + self.context.settings.settle_timeout);
+                Ok(())
+            }
+            Output::MustStop { failure } => {
+                self.must_stop = Some(*failure);
+                self.terminate();
+                Ok(())
+            }
+            Output::TurnEnded(end) => self.on_turn_end(end).await,
+            Output::SessionNotice { notice } => {
+                tracing::info!(turn = self.id, code = notice.code, "the engine printed output of no turn");
+                Ok(())
+            }
+        }
+    }
+
+    /// The engine is done with the turn, or gone.
+    async fn on_turn_end(&mut self, end: Box<TurnEnd>) -> Result<(), Error> {
+        self.timers.settle = None;
+        if self.turn_end.is_some() {
+            return Ok(());
+        }
+        if self.replaying {
+            // What the runner itself decided before it died may change what this means: first all of the past.
+            self.turn_end = Some(end);
+            return Ok(());
+        }
+        self.conclude(end).await
+    }
+
+    /// Decides what the engine's end of the turn means.
+    pub(super) async fn conclude(&mut self, end: Box<TurnEnd>) -> Result<(), Error> {
+        let untouched = !end.accepted && self.stopping.is_none() && self.must_stop.is_none();
+        if untouched {
+            if let TurnOutcome::Failed { failure } = &end.outcome {
+                if failure.reason == Reason::SessionUnusable {
+                    self.release(Released::Unusable(failure.message.clone()));
+                    return Ok(());
+                }
+            }
+            if end.process_gone && !self.message_may_be_taken() {
+                // Nothing of the turn's message was ever written: the session is opened again for it.
+                self.reopen();
+                return Ok(());
+            }
+        }
+        self.turn_end = Some(end);
+        self.begin_ending();
+        Ok(())
+    }
+
+    /// Whether the engine may have read a message of the turn: its intent is in the spool.
+    pub(super) fn message_may_be_taken(&self) -> bool {
+        self.state.messages.iter().any(|message| self.intents.contains(&message.delivery_id))
+    }
+
+    /// The keeper is dead and all its frames were read.
+    pub(super) async fn on_gone(&mut self) -> Result<(), Error> {
+        let Some(engine) = &mut self.engine else { return Ok(()) };
+        engine.gone = true;
+        let frame = engine.last_frame;
+        if self.replaying {
+            self.on_replayed().await?;
+        }
+        if !self.exit_seen {
+            // Nobody saw how the engine ended: the reader is told just that.
+            let spool = self.spool_id();
+            self.record(Record::Dead { spool })?;
+            let exit = Frame { number: frame + 1, body: FrameBody::Exit(Exit::default()) };
+            let Some(engine) = &mut self.engine else { return Ok(()) };
+            let outputs = engine.translator.feed(exit);
+            self.on_outputs(frame + 1, AFTER_DEATH, outputs).await?;
+        }
+        match self.stage {
+            Stage::Opening if self.stopping.is_some() => self.end_without_engine(),
+            Stage::Opening => {
+                // Dead before it proved anything, and the reader said nothing of it.
+                let failure = roundhouse_engines::Failure::new(
+                    Reason::Process,
+                    "the engine ended before it had opened its session",
+                );
+                self.release(Released::Refuse(std::sync::Arc::new(Error::Refused {
+                    failure: Box::new(failure),
+                    started: true,
+                })));
+            }
+            Stage::Open if self.turn_end.is_none() && self.stopping.is_some() => self.end_without_engine(),
+            Stage::Open if self.turn_end.is_none() => self.reopen(),
+            Stage::Open
+            | Stage::NeedSession
+            | Stage::Preparing
+            | Stage::Releasing
+            | Stage::Ending
+            | Stage::Ended => {}
+        }
+        Ok(())
+    }
+
+    pub(super) async fn on_send(
+        &mut self,
+        send: request::Send,
+        answer: oneshot::Sender<Result<String, Error>>,
+    ) -> Result<(), Error> {
+        let delivery_id = ids::delivery_id(&self.id, &send.session_id, &send.message_id);
+        let known = self.state.message_of(&delivery_id).cloned();
+        let wrong = |text: String| Err(Error::WrongState(text));
+        if let Some(known) = known {
+            let _ = answer.send(if known.text == send.text {
+                Ok(delivery_id)
+            } else {
+                Err(Error::invalid("text", "differs from what was sent under this message id"))
+            });
+            return Ok(());
+        }
+        let current =
+            self.state.session.as_ref().is_some_and(|session| session.session_id == send.session_id);
+        let refusal = if !current {
+            Some(format!("session {} is not the turn's", send.session_id))
+        } else if self.stopping.is_some() || self.state.stop.is_some() {
+            Some(format!("turn {} is being stopped", self.id))
+        } else if self.stage != Stage::Open || self.turn_end.is_some() {
+            Some(format!("the session of turn {} is not open", self.id))
+        } else if self.state.has_messages() {
+            Some(format!("turn {} has its message already", self.id))
+        } else {
+            None
+        };
+        if let Some(refusal) = refusal {
+            let _ = answer.send(wrong(refusal));
+            return Ok(());
+        }
+        let mark = MessageMark {
+            session_id: send.session_id,
+            message_id: send.message_id,
+            delivery_id: delivery_id.clone(),
+            text: send.text,
+            boottime_ns: boottime_ns(),
+        };
+        if let Err(error) = self.record_synced(Record::Message(mark)).await {
+            let _ = answer.send(Err(error));
+            return Err(Error::Internal("a message could not be journalled".to_owned()));
+        }
+        crate::kill_point!("runner::message_journalled");
+        self.senders.entry(delivery_id).or_default().push(answer);
+        self.restart_idle();
+        self.deliver_waiting();
+        Ok(())
+    }
+
+    /// Gives the engine what it has not taken. The keeper writes nothing twice.
+    pub(super) fn deliver_waiting(&mut self) {
+        if self.stage != Stage::Open || self.stopping.is_some() || !self.looked || self.turn_end.is_some() {
+            return;
+        }
+        let Some(session) = self.state.session.clone() else { return };
+        for message in self.state.undelivered() {
+            let Some(engine) = &self.engine else { return };
+            let line = engine.translator.deliver(&Delivery {
+                delivery_id: &message.delivery_id,
+                context: (!session.context.is_empty()).then_some(session.context.as_str()),
+                text: &message.text,
+            });
+            match line {
+                Ok(line) => self.write(
+                    line,
+                    Purpose::Message { delivery_id: message.delivery_id, message_id: message.message_id },
+                ),
+                Err(error) => tracing::error!(turn = self.id, %error, "a message cannot be put into a line"),
+            }
+        }
+    }
+
+    pub(super) async fn on_written(
+        &mut self,
+        purpose: Purpose,
+        result: Result<Response, AskError>,
+    ) -> Result<(), Error> {
+        let (delivery_id, message_id) = match purpose {
+            Purpose::Message { delivery_id, message_id } => (delivery_id, message_id),
+            Purpose::Control(what) => {
+                if let Err(error) = result {
+                    tracing::warn!(turn = self.id, what, %error, "a line was not written");
+                }
+                return Ok(());
+            }
+        };
+        crate::kill_point!("runner::message_written");
+        let answer = match result {
+            Ok(_) => {
+                let told =
+                    self.state.delivered.contains(&message_id) || self.state.accepted.contains(&message_id);
+                if !told && self.state.terminal.is_none() && self.stage != Stage::Ended {
+                    self.emit(Source::Synthetic, to_proto::phase(Phase::Delivered, &message_id))?;
+                }
+                Ok(delivery_id.clone())
+            }
+            Err(AskError::Stuck | AskError::Refused(Refusal::Busy)) => {
+                self.timers.resend = Some(Instant::now() + RESEND);
+                Err(Error::KeeperStuck)
+            }
+            Err(AskError::Refused(Refusal::Storage)) => {
+                self.force_stop(StopCause::Storage);
+                Ok(delivery_id.clone())
+            }
+            // The message is durable here; what becomes of it is told by events.
+            Err(AskError::Gone | AskError::Refused(_)) => Ok(delivery_id.clone()),
+        };
+        let mut answer = Some(answer);
+        for sender in self.senders.remove(&delivery_id).unwrap_or_default() {
+            let again = match &answer {
+                Some(Ok(id)) => Some(Ok(id.clone())),
+                Some(Err(_)) => Some(Err(Error::KeeperStuck)),
+                None => None,
+            };
+            if let Some(answer) = answer.take() {
+                let _ = sender.send(answer);
+            }
+            answer = again;
+        }
+        Ok(())
+    }
+
+    pub(super) async fn on_worktree(&mut self, worktree: Option<Worktree>) -> Result<(), Error> {
+        self.looked = true;
+        if let Some(worktree) = worktree {
+            let text = serde_json::to_string(&worktree)
+                .map_err(|error| Error::Internal(format!("worktree: {error}")))?;
+            self.record(Record::Worktree(text))?;
+            self.before = Some(worktree);
+        }
+        self.tell_evidence_before()?;
+        self.deliver_waiting();
+        Ok(())
+    }
+
+    /// Tells the worktree's state before the turn, once the turn has events at all.
+    pub(super) fn tell_evidence_before(&mut self) -> Result<(), Error> {
+        let Some(before) = self.before.clone() else { return Ok(()) };
+        if self.state.evidence || self.state.opened.is_none() || self.state.terminal.is_some() {
+            return Ok(());
+        }
+        self.emit(
+            Source::Synthetic,
+            to_proto::body(Kind::Evidence(EvidenceEvent {
+                point: Point::Before.into(),
+                head: before.head,
+                branch: before.branch,
+                dirty: Some(!before.dirty.is_empty()),
+                ..EvidenceEvent::default()
+            })),
+        )
+    }
+
+    pub(super) async fn settle(&mut self) -> Result<(), Error> {
+        let Some(engine) = &self.engine else { return Ok(()) };
+        let (spool, frame) = (engine.spool_id.clone(), engine.last_frame);
+        self.record(Record::Settled { spool, frame })?;
+        self.settled(frame).await
+    }
+
+    async fn settled(&mut self, frame: u64) -> Result<(), Error> {
+        let Some(engine) = &mut self.engine else { return Ok(()) };
+        let outputs = engine.translator.settle();
+        // After whatever the frame itself said.
+        self.on_outputs(frame, AFTER_DEATH / 2, outputs).await
+    }
+
+    /// The engine showed that it is at work: silence counts from now on.
+    pub(super) fn restart_idle(&mut self) {
+        self.timers.idle = None;
+        self.timers.silence = None;
+        let waiting = self
+            .engine
+            .as_ref()
+            .is_some_and(|engine| !engine.translator.standing().pending_permissions.is_empty());
+        if waiting || self.stage != Stage::Open || !self.state.has_messages() || self.turn_end.is_some() {
+            return;
+        }
+        let now = Instant::now();
+        let idle = self.state.open.as_ref().map_or(0, |open| open.idle_millis);
+        self.timers.idle = Some(now + std::time::Duration::from_millis(idle));
+        self.timers.silence = Some(now + self.context.settings.silence_warning);
+    }
+
+    pub(super) fn silent(&mut self) -> Result<(), Error> {
+        let waiting_for = self.engine.as_ref().map(|engine| engine.translator.standing().waiting_for);
+        let about = match waiting_for {
+            Some(roundhouse_engines::WaitingFor::Tool(tool)) => format!(" (it waits for the tool {tool})"),
+            Some(roundhouse_engines::WaitingFor::ModelRetry) => {
+                " (it tries a failed request again)".to_owned()
+            }
+            Some(roundhouse_engines::WaitingFor::Model) => " (it waits for its model)".to_owned(),
+            _ => String::new(),
+        };
+        let silence = self.context.settings.silence_warning;
+        self.emit(
+            Source::Synthetic,
+            to_proto::notice(
+                notice_event::Kind::Silence,
+                format!("The engine has been silent for {} s{about}.", silence.as_secs()),
+            ),
+        )
+    }
+}
