@@ -127,6 +127,17 @@ pub(crate) enum Room {
     Last,
 }
 
+/// Name of a segment that is being begun.
+const UNSEEN: &str = "next.new";
+
+fn create_unseen(dir: &Path) -> Result<RecordWriter, RecordError> {
+    let path = dir.join(UNSEEN);
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(RecordError::io("create")(error)),
+        _ => RecordWriter::create(&path),
+    }
+}
+
 /// Appends frames to segments.
 #[derive(Debug)]
 pub(crate) struct SpoolWriter {
@@ -167,7 +178,7 @@ impl SpoolWriter {
             dir: dir.to_owned(),
             spool_id: spool_id.to_owned(),
             boot_id: clock::boot_id(),
-            writer: RecordWriter::create(&dir.join(segment_name(1)))?,
+            writer: create_unseen(dir)?,
             segment: 1,
             oldest: 1,
             closed: VecDeque::new(),
@@ -188,7 +199,8 @@ impl SpoolWriter {
         Ok(spool)
     }
 
-    /// Writes the current segment's header and reserves its room.
+    /// Reserves the current segment's room, writes its header, and only then gives it its name: a reader never sees a
+    /// segment that is not begun.
     fn begin(&mut self) -> Result<(), RecordError> {
         self.reserved = Some(0);
         self.reserve(0).map_err(|errno| RecordError::io("reserve room in")(errno.into()))?;
@@ -203,6 +215,8 @@ impl SpoolWriter {
             wall_ms: u64::try_from(wall.as_millis()).unwrap_or(u64::MAX),
         };
         self.writer.append(&header.encode())?;
+        fs::rename(self.dir.join(UNSEEN), self.dir.join(segment_name(self.segment)))
+            .map_err(RecordError::io("name"))?;
         self.dirty = true;
         self.dir_dirty = true;
         Ok(())
@@ -315,9 +329,8 @@ impl SpoolWriter {
     /// Begins the next segment. When that cannot be, the spool goes on in the old one with a fault.
     fn rotate(&mut self) {
         let next = self.segment + 1;
-        let path = self.dir.join(segment_name(next));
         // The old segment is whole on disk before the next can be seen.
-        let result = self.sync_files().and_then(|()| RecordWriter::create(&path));
+        let result = self.sync_files().and_then(|()| create_unseen(&self.dir));
         let writer = match result {
             Ok(writer) => writer,
             Err(error) => return self.set_fault(StorageFault::Write(error.errno().unwrap_or(libc::EIO))),
@@ -330,7 +343,7 @@ impl SpoolWriter {
             self.segment = next - 1;
             self.reserved = old_reserved;
             self.dirty = true;
-            let _ = fs::remove_file(&path);
+            let _ = fs::remove_file(self.dir.join(UNSEEN));
             return self.set_fault(StorageFault::Write(error.errno().unwrap_or(libc::EIO)));
         }
         self.closed.push_back(old.length());

@@ -295,7 +295,10 @@ fn a_shared_root_is_not_mounted_over() {
 
 #[test]
 fn a_full_disk_still_gets_its_end() {
-    let (_tmp, exe, dir) = open_to_all();
-    let output = in_mount_namespace("private", &exe, &["full-disk", dir.to_str().unwrap()]);
-    assert_eq!(text(&output), "dropped true");
+    // Full in the middle of a segment, and as the next one is begun.
+    for segment_max in ["16777216", "65536"] {
+        let (_tmp, exe, dir) = open_to_all();
+        let output = in_mount_namespace("private", &exe, &["full-disk", dir.to_str().unwrap(), segment_max]);
+        assert_eq!(text(&output), "dropped true", "segments of {segment_max}");
+    }
 }

@@ -188,7 +188,9 @@ impl Keeper {
     fn next_deadline(&self) -> Duration {
         let now = Instant::now();
         let mut sleep = SLEEP_MAX;
-        let times = [self.ending.deadline(), self.drain_until, self.kill.as_ref().map(PendingKill::next)];
+        // After the engine's end no step of a release is due any more.
+        let step = self.ending.deadline().filter(|_| self.exit.is_none());
+        let times = [step, self.drain_until, self.kill.as_ref().map(PendingKill::next)];
         for time in times.into_iter().flatten() {
             sleep = sleep.min(time.saturating_duration_since(now));
         }
