@@ -415,12 +415,12 @@ fn s44_signals_and_kills_are_defined_after_the_end_too() {
 
 #[test]
 fn without_a_runner_the_engine_ends_after_the_idle_time() {
-    let mut rig = Rig::start(|plan| plan.limits.idle_ttl = Duration::from_millis(300));
+    let mut rig = Rig::start(|plan| plan.limits.idle_ttl = Duration::from_millis(1500));
     // With one it does not: this takes longer than the idle time by the keeper's own clock.
     let begun = roundhouse_process::boottime_ns();
     wait_for("idle time", || {
         assert_eq!(rig.ask("echo here"), "here");
-        (roundhouse_process::boottime_ns() - begun > 600_000_000).then_some(())
+        (roundhouse_process::boottime_ns() - begun > 2_000_000_000).then_some(())
     });
     let (stream, ..) =
         std::mem::replace(&mut rig.link, Link::connect(&rig.dir, OWNER, REQUEST_TIMEOUT).unwrap().0)
@@ -434,9 +434,9 @@ fn without_a_runner_the_engine_ends_after_the_idle_time() {
 }
 
 #[test]
-fn in_mid_turn_the_longer_time_holds() {
+fn in_mid_turn_the_time_of_a_turn_holds() {
     let mut rig = Rig::start(|plan| {
-        plan.limits.idle_ttl = Duration::from_millis(1);
+        plan.limits.idle_ttl = LONG;
         plan.limits.turn_ttl = Duration::from_millis(400);
     });
     rig.link.begin_turn("trn_1").unwrap();
