@@ -76,6 +76,28 @@ pub(crate) struct Global {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Start control plane and engine runner here, until Ctrl-C
+    ///
+    /// Both listen on loopback. Workspaces may lie in the current directory, or in the roots that are named or
+    /// configured. Ctrl-C, or the end of this process by any means, stops both and leaves no process; a turn that
+    /// runs then is cancelled. A ready line on standard output tells the addresses.
+    #[command(
+        after_long_help = "JSON: {\"ready\": true, \"control_plane\": \"127.0.0.1:7450\", \"runner\": \
+        \"127.0.0.1:7460\", \"runner_id\": ..., \"roots\": [...], \"engines\": [{name, installed, version, login, \
+        login_detail}]}"
+    )]
+    Up(UpArgs),
+    /// See it work: a few turns on the real Claude Code CLI with a scripted model, no key needed
+    ///
+    /// Makes a git workspace with an agent file in a temporary directory, installs the pinned CLI with npm unless it
+    /// is there, starts a scripted model and both services, and holds a conversation: one turn with a tool that writes
+    /// a file, one cancelled in the middle of a tool, one that goes on after kill -9 of the runner. Ends with a table,
+    /// and leaves no process.
+    #[command(
+        after_long_help = "JSON: one value a line while it runs, {\"turns\": [{turn, agent, engine, origin, \
+        outcome, seconds, input_tokens, output_tokens}]} at the end"
+    )]
+    Demo(DemoArgs),
     /// Send a message, and with --wait follow its turn to the end
     ///
     /// Without --conversation a new conversation is made. When a turn of the conversation is at work the message
@@ -98,8 +120,12 @@ pub(crate) enum Command {
     #[command(after_long_help = "JSON: {\"turn\": {...}}; with --wait also {\"answer\": {...} or null}")]
     Retry(RetryArgs),
     /// Conversations: list, show, create, archive
-    #[command(subcommand)]
-    Conversations(ConversationsCommand),
+    #[command(after_long_help = "Without a subcommand it lists. JSON: as list")]
+    Conversations {
+        /// What to do with them [default: list]
+        #[command(subcommand)]
+        what: Option<ConversationsCommand>,
+    },
     /// The messages of a conversation, by order of arrival
     #[command(after_long_help = "JSON: {\"messages\": [{...}], \"has_more\": bool}")]
     Messages(MessagesArgs),
@@ -116,14 +142,26 @@ pub(crate) enum Command {
     #[command(after_long_help = "JSON: {\"runners\": [{...}]}")]
     Runners,
     /// The workspaces that turns have used, and who holds them
-    #[command(subcommand)]
-    Workspaces(WorkspacesCommand),
+    #[command(after_long_help = "Without a subcommand it lists. JSON: as list")]
+    Workspaces {
+        /// What to do with them [default: list]
+        #[command(subcommand)]
+        what: Option<WorkspacesCommand>,
+    },
     /// Agent files: list those of a workspace, validate some
-    #[command(subcommand)]
-    Agents(AgentsCommand),
+    #[command(after_long_help = "Without a subcommand it lists. JSON: as list")]
+    Agents {
+        /// What to do with them [default: list]
+        #[command(subcommand)]
+        what: Option<AgentsCommand>,
+    },
     /// Permission requests: list, allow, deny
-    #[command(subcommand)]
-    Permissions(PermissionsCommand),
+    #[command(after_long_help = "Without a subcommand it lists. JSON: as list")]
+    Permissions {
+        /// What to do with them [default: list]
+        #[command(subcommand)]
+        what: Option<PermissionsCommand>,
+    },
     /// Check that everything is in place, and say what is not
     #[command(
         after_long_help = "JSON: {\"checks\": [{\"name\", \"result\": ok | warning | failed, \"detail\", \
@@ -131,8 +169,12 @@ pub(crate) enum Command {
     )]
     Doctor,
     /// Engine CLIs: list them, install the pinned ones
-    #[command(subcommand)]
-    Engines(EnginesCommand),
+    #[command(after_long_help = "Without a subcommand it lists. JSON: as list")]
+    Engines {
+        /// What to do with them [default: list]
+        #[command(subcommand)]
+        what: Option<EnginesCommand>,
+    },
     /// The configuration: check it, show it
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -143,6 +185,40 @@ pub(crate) enum Command {
         /// The shell
         shell: Shell,
     },
+}
+
+/// Of `up`.
+#[derive(Debug, Args)]
+pub(crate) struct UpArgs {
+    /// A directory that workspaces may lie in (may be repeated) [default: runner.roots, else the current directory]
+    #[arg(long = "root", value_name = "DIR")]
+    pub(crate) roots: Vec<PathBuf>,
+    /// A root whose content may configure engines; without it a workspace is taken for hostile (may be repeated)
+    #[arg(long = "trust-root", value_name = "DIR")]
+    pub(crate) trusted_roots: Vec<PathBuf>,
+    /// Address of the control plane; port 0 takes a free one [default: control_plane.listen]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) listen: Option<String>,
+    /// Address of the runner; port 0 takes a free one [default: runner.listen]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) runner_listen: Option<String>,
+    /// Keep all state in this directory [default: the configured state directories]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) state_dir: Option<PathBuf>,
+}
+
+/// Of `demo`.
+#[derive(Debug, Args)]
+pub(crate) struct DemoArgs {
+    /// Use your own login and the real model instead of the scripted one
+    #[arg(long)]
+    pub(crate) live: bool,
+    /// The model to use with --live
+    #[arg(long, requires = "live", default_value = "haiku", value_name = "MODEL")]
+    pub(crate) model: String,
+    /// Keep workspace, state and logs, and say where they are
+    #[arg(long)]
+    pub(crate) keep: bool,
 }
 
 /// Of `send`.
@@ -278,6 +354,12 @@ pub(crate) struct Page {
     pub(crate) page_token: Option<String>,
 }
 
+impl Default for Page {
+    fn default() -> Self {
+        Self { limit: 50, page_token: None }
+    }
+}
+
 /// Of `messages`.
 #[derive(Debug, Args)]
 pub(crate) struct MessagesArgs {
@@ -403,6 +485,12 @@ pub(crate) enum EnginesCommand {
     /// List the engines of every runner: version, login, what they can do
     #[command(after_long_help = "JSON: {\"runners\": [{\"runner_id\", \"engines\": [{...}]}]}")]
     List,
+    /// Install pinned engine CLIs with npm into the runner's own directory on this host
+    #[command(after_long_help = "JSON: {\"installed\": [{\"engine\", \"executable\"}]}")]
+    Install {
+        /// The engines [default: all that are pinned]
+        engines: Vec<String>,
+    },
 }
 
 /// Of `config`.

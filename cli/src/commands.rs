@@ -2,18 +2,21 @@
 
 mod agents;
 mod config;
-mod conversations;
+pub(crate) mod conversations;
 mod doctor;
-mod engines;
+pub(crate) mod engines;
 mod listing;
 mod permissions;
 mod send;
 mod stream;
-mod turns;
+pub(crate) mod turns;
 
 use roundhouse_config::{Config, Sources};
 
-use crate::args::{Cli, Command, Global};
+use crate::args::{
+    AgentsCommand, Cli, Command, ConversationsCommand, EnginesCommand, Global, Page, PermissionsCommand,
+    WorkspacesCommand,
+};
 use crate::client::Client;
 use crate::exit::Exit;
 use crate::output::Output;
@@ -29,16 +32,33 @@ pub(crate) async fn run(cli: Cli, output: Output) -> Result<Exit, Failure> {
         Command::Retry(args) => send::retry(&client(&global)?, args, output).await,
         Command::Cancel(args) => send::cancel(&client(&global)?, args, output).await,
         Command::Events(args) => stream::run(client(&global)?, args, output).await,
-        Command::Conversations(what) => conversations::run(&client(&global)?, what, output).await,
+        Command::Conversations { what } => {
+            let list =
+                ConversationsCommand::List { archived: false, attention: false, page: Page::default() };
+            conversations::run(&client(&global)?, what.unwrap_or(list), output).await
+        }
         Command::Messages(args) => listing::messages(&client(&global)?, args, output).await,
         Command::Turns(args) => turns::run(&client(&global)?, args, output).await,
         Command::Sessions(args) => listing::sessions(&client(&global)?, args, output).await,
         Command::Runners => listing::runners(&client(&global)?, output).await,
-        Command::Workspaces(what) => listing::workspaces(&client(&global)?, what, output).await,
-        Command::Agents(what) => agents::run(&client(&global)?, what, output).await,
-        Command::Permissions(what) => permissions::run(&client(&global)?, what, output).await,
-        Command::Engines(what) => engines::run(&global, what, output).await,
+        Command::Workspaces { what } => {
+            let list = WorkspacesCommand::List { runner: None };
+            listing::workspaces(&client(&global)?, what.unwrap_or(list), output).await
+        }
+        Command::Agents { what } => {
+            let list = AgentsCommand::List { workspace: None };
+            agents::run(&client(&global)?, what.unwrap_or(list), output).await
+        }
+        Command::Permissions { what } => {
+            let list = PermissionsCommand::List { conversation: None, all: false, page: Page::default() };
+            permissions::run(&client(&global)?, what.unwrap_or(list), output).await
+        }
+        Command::Engines { what } => {
+            engines::run(&global, what.unwrap_or(EnginesCommand::List), output).await
+        }
         Command::Doctor => doctor::run(&global, output).await,
+        Command::Up(args) => crate::up::run(&global, args, output).await,
+        Command::Demo(args) => crate::demo::run(&global, args, output).await,
     }
 }
 

@@ -4,13 +4,16 @@
 //! each can be killed alone. All other commands speak gRPC and nothing else.
 
 mod args;
+mod children;
 mod client;
 mod commands;
+mod demo;
 mod events;
 mod exit;
 mod json;
 mod output;
 mod status;
+mod up;
 
 use std::process::ExitCode;
 
@@ -22,6 +25,11 @@ use crate::output::{Format, Output};
 use crate::status::Failure;
 
 fn main() -> ExitCode {
+    // A keeper or its init is this same program, and must be that before anything else is: no thread, no runtime.
+    roundhouse_engine_runner::reexec();
+    if let Some(code) = children::run_service() {
+        return code;
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {

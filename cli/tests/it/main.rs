@@ -7,3 +7,4 @@ mod following;
 mod plain;
 mod run;
 mod sending;
+mod up;

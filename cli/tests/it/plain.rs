@@ -126,6 +126,8 @@ async fn empty_lists_say_so_and_json_keeps_its_shape() {
     let server = Fake::default().serve();
     let human = run(&["--server", &server.url(), "conversations", "list"]).await;
     assert_eq!((human.code, human.stdout.as_str()), (0, "no conversations\n"));
+    let short = run(&["--server", &server.url(), "conversations"]).await;
+    assert_eq!((short.code, short.stdout), (0, human.stdout), "without a subcommand it lists");
     let json = run(&["--server", &server.url(), "--json", "conversations", "list"]).await;
     assert_eq!(json.json(), json!({"conversations": [], "next_page_token": ""}));
 }

@@ -1,0 +1,232 @@
+//! Both services as children of this same executable.
+//!
+//! ```text
+//! roundhouse up ---- pipe to its standard input ----> roundhouse __control-plane
+//!              \---- pipe to its standard input ----> roundhouse __runner
+//! ```
+//!
+//! The pipe is how a child learns that its parent is gone, by whatever death: at its end of file the child sends itself
+//! SIGTERM, which both services take for an orderly stop. Each child has a process group of its own, so that Ctrl-C
+//! reaches the parent alone, and that one stops the runner before the control plane.
+
+use std::ffi::OsString;
+use std::io::Read as _;
+use std::path::PathBuf;
+use std::process::{ExitCode, ExitStatus, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+
+use crate::exit::Exit;
+use crate::status::Failure;
+
+/// First argument of the control plane's process.
+pub(crate) const CONTROL_PLANE: &str = "__control-plane";
+/// First argument of the runner's process.
+pub(crate) const RUNNER: &str = "__runner";
+
+/// How long a service may take until it is ready.
+const READY_LIMIT: Duration = Duration::from_secs(30);
+/// How long a service may take to stop. The runner's own kill ladder ends before that.
+const STOP_LIMIT: Duration = Duration::from_secs(40);
+
+/// Runs a service if that is what this process was started for.
+pub(crate) fn run_service() -> Option<ExitCode> {
+    let mut args = std::env::args_os();
+    let program = args.next().unwrap_or_else(|| OsString::from("roundhouse"));
+    let service = args.next()?;
+    let args = std::iter::once(program).chain(args);
+    match service.to_str()? {
+        CONTROL_PLANE => {
+            stop_with_the_parent();
+            Some(roundhouse_control_plane::main(args))
+        }
+        RUNNER => {
+            stop_with_the_parent();
+            Some(roundhouse_engine_runner::main(args))
+        }
+        _ => None,
+    }
+}
+
+/// Has this process stop in good order when its standard input ends.
+fn stop_with_the_parent() {
+    let watch = || {
+        let mut ignored = [0u8; 64];
+        // An error is an end, too: either way nobody holds the other side any more.
+        while std::io::stdin().lock().read(&mut ignored).is_ok_and(|count| count > 0) {}
+        // Nobody is left to be told if this fails.
+        let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::TERM);
+    };
+    // Without the thread the process would outlive its parent, so it must not run at all.
+    if std::thread::Builder::new().name("parent-watch".to_owned()).spawn(watch).is_err() {
+        std::process::exit(i32::from(Exit::Failed.code()));
+    }
+}
+
+/// Where a child's log goes.
+#[derive(Debug, Clone)]
+pub(crate) enum Log {
+    /// To our own standard error.
+    Inherit,
+    /// To the end of a file.
+    File(PathBuf),
+}
+
+/// How to start a service.
+#[derive(Debug, Clone)]
+pub(crate) struct Spec {
+    /// For messages.
+    pub(crate) name: &'static str,
+    /// [`CONTROL_PLANE`] or [`RUNNER`].
+    pub(crate) service: &'static str,
+    /// Arguments, but for the address.
+    pub(crate) args: Vec<OsString>,
+    /// Address to listen on; a restart takes the one that the first start got.
+    pub(crate) listen: String,
+    /// Where its log goes.
+    pub(crate) log: Log,
+    /// Whether our own settings in the environment are kept from it.
+    pub(crate) own_settings_only: bool,
+}
+
+/// A running service.
+#[derive(Debug)]
+pub(crate) struct Service {
+    spec: Spec,
+    child: Child,
+    /// Its end stops the child.
+    stdin: Option<ChildStdin>,
+    stdout: Lines<BufReader<ChildStdout>>,
+    grpc: String,
+}
+
+impl Service {
+    /// Starts a service and waits until it is ready.
+    pub(crate) async fn start(spec: Spec) -> Result<Self, Failure> {
+        let (child, stdin, stdout, grpc) = launch(&spec, &spec.listen).await?;
+        Ok(Self { spec, child, stdin, stdout, grpc })
+    }
+
+    /// Host and port that it listens on.
+    pub(crate) fn grpc(&self) -> &str {
+        &self.grpc
+    }
+
+    /// The URL of its server.
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.grpc)
+    }
+
+    /// For messages.
+    pub(crate) const fn name(&self) -> &'static str {
+        self.spec.name
+    }
+
+    /// Waits for its end. Cancellation safe.
+    pub(crate) async fn ended(&mut self) -> Result<ExitStatus, Failure> {
+        // A service that wrote more than its ready line must not block on a full pipe.
+        while let Ok(Some(_)) = self.stdout.next_line().await {}
+        self.child.wait().await.map_err(|error| {
+            Failure::new(Exit::Failed, format!("{} cannot be waited for: {error}", self.spec.name))
+        })
+    }
+
+    /// Ends it at once, as `kill -9` does.
+    pub(crate) async fn kill(&mut self) -> Result<(), Failure> {
+        self.child.kill().await.map_err(|error| {
+            Failure::new(Exit::Failed, format!("{} cannot be killed: {error}", self.spec.name))
+        })
+    }
+
+    /// Starts it again, on the same address, after it has ended.
+    pub(crate) async fn restart(&mut self) -> Result<(), Failure> {
+        let (child, stdin, stdout, grpc) = launch(&self.spec, &self.grpc).await?;
+        (self.child, self.stdin, self.stdout, self.grpc) = (child, stdin, stdout, grpc);
+        Ok(())
+    }
+
+    /// Stops it in good order; kills it when that takes too long. Whether the order was good.
+    pub(crate) async fn stop(mut self) -> bool {
+        drop(self.stdin.take());
+        match tokio::time::timeout(STOP_LIMIT, self.ended()).await {
+            Ok(Ok(status)) => status.success(),
+            Ok(Err(_)) => false,
+            Err(_) => {
+                // What it has started is then swept by its next start.
+                let _ = self.child.kill().await;
+                false
+            }
+        }
+    }
+}
+
+type Launched = (Child, Option<ChildStdin>, Lines<BufReader<ChildStdout>>, String);
+
+async fn launch(spec: &Spec, listen: &str) -> Result<Launched, Failure> {
+    let failed = |what: String| Failure::new(Exit::Failed, format!("{}: {what}", spec.name));
+    let stderr = match &spec.log {
+        Log::Inherit => Stdio::inherit(),
+        Log::File(path) => {
+            let file =
+                std::fs::File::options().create(true).append(true).open(path).map_err(|error| {
+                    failed(format!("its log {} cannot be written: {error}", path.display()))
+                })?;
+            Stdio::from(file)
+        }
+    };
+    // Through /proc, so that the same program is started even when its file was replaced meanwhile.
+    let mut command = Command::new("/proc/self/exe");
+    command
+        .arg0("roundhouse")
+        .arg(spec.service)
+        .args(&spec.args)
+        .args(["--listen", listen, "--ready-json"])
+        .process_group(0)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(stderr);
+    if spec.own_settings_only {
+        for (name, _) in std::env::vars_os() {
+            if name.to_str().is_some_and(|name| name.starts_with("ROUNDHOUSE_")) {
+                command.env_remove(name);
+            }
+        }
+    }
+    let mut child = command.spawn().map_err(|error| failed(format!("cannot be started: {error}")))?;
+    let stdin = child.stdin.take();
+    let stdout = child.stdout.take().ok_or_else(|| failed("has no standard output".to_owned()))?;
+    let mut lines = BufReader::new(stdout).lines();
+    let line = match tokio::time::timeout(READY_LIMIT, lines.next_line()).await {
+        Ok(Ok(Some(line))) => line,
+        Ok(Ok(None) | Err(_)) => {
+            drop(stdin);
+            let status = child.wait().await.map_err(|error| failed(error.to_string()))?;
+            return Err(did_not_start(spec, status));
+        }
+        Err(_) => {
+            drop(stdin);
+            return Err(failed(format!("was not ready within {} s", READY_LIMIT.as_secs())));
+        }
+    };
+    let grpc = serde_json::from_str::<Value>(&line)
+        .ok()
+        .and_then(|line| Some(line.get("grpc")?.as_str()?.to_owned()))
+        .ok_or_else(|| failed(format!("said {line:?} instead of its address")))?;
+    Ok((child, stdin, lines, grpc))
+}
+
+fn did_not_start(spec: &Spec, status: ExitStatus) -> Failure {
+    let told = match &spec.log {
+        Log::Inherit => "the reason stands above".to_owned(),
+        Log::File(path) => format!("the reason stands in {}", path.display()),
+    };
+    let exit = match status.code() {
+        Some(2 | 3) => Exit::Invalid,
+        Some(_) | None => Exit::Failed,
+    };
+    Failure::new(exit, format!("{} did not start ({status}); {told}", spec.name))
+        .next("is another one running? --listen 127.0.0.1:0 and --runner-listen 127.0.0.1:0 take free ports")
+}

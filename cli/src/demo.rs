@@ -1,0 +1,135 @@
+//! `demo`: a few turns on the real engine CLI, with both services, from nothing.
+//!
+//! All of it lies in one temporary directory, but for the engine CLI, which is installed where a runner of this host
+//! would look for it. The demo is an ordinary client: it sends, follows, answers a permission request, cancels, and
+//! kills the runner with SIGKILL in the middle of an answer.
+
+mod play;
+mod stage;
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::args::{DemoArgs, Global};
+use crate::events::render;
+use crate::exit::Exit;
+use crate::output::{Output, table};
+use crate::status::Failure;
+use crate::up::Interrupts;
+use play::Played;
+use stage::Stage;
+
+/// How long what is left of a stopped stack may take to go.
+const GONE_LIMIT: Duration = Duration::from_secs(10);
+
+pub(crate) async fn run(global: &Global, args: DemoArgs, output: Output) -> Result<Exit, Failure> {
+    let mut interrupts = Interrupts::new()?;
+    let prepared = tokio::select! {
+        stage = Stage::prepare(global, &args, output) => stage?,
+        () = interrupts.next() => return Ok(Exit::Cancelled),
+    };
+    let mut stage = prepared;
+    let played = tokio::select! {
+        played = play::all(&mut stage, output) => Some(played),
+        () = interrupts.next() => None,
+    };
+    say(output, "stopping both services");
+    let place = stage.place();
+    let orderly = tokio::select! {
+        orderly = stage.stop() => orderly,
+        () = interrupts.next() => return Ok(Exit::Cancelled),
+    };
+    let left = processes_left(&place).await;
+    if args.keep {
+        output.note(&format!("kept: {}", place.display()));
+    }
+    let Some(played) = played else { return Ok(Exit::Cancelled) };
+    let played = played?;
+    show(&played, output);
+    verdict(&played, orderly, &left, output)
+}
+
+/// A line about what the demo does, for people.
+fn say(output: Output, text: &str) {
+    if !output.is_json() {
+        output.note(&format!("\n== {text}"));
+    }
+}
+
+fn show(played: &[Played], output: Output) {
+    output.result(
+        || {
+            let turns: Vec<_> = played
+                .iter()
+                .map(|turn| {
+                    json!({
+                        "turn": turn.what, "turn_id": turn.turn_id, "agent": turn.agent, "engine": turn.engine,
+                        "origin": turn.origin.to_uppercase(), "outcome": turn.outcome, "expected": turn.expected,
+                        "seconds": turn.milliseconds.map(|ms| std::time::Duration::from_millis(ms).as_secs_f64()),
+                        "input_tokens": turn.tokens.0, "output_tokens": turn.tokens.1,
+                    })
+                })
+                .collect();
+            json!({"turns": turns})
+        },
+        || {
+            let count = |value: Option<u64>| value.map_or_else(|| "?".to_owned(), |value| value.to_string());
+            let rows = played
+                .iter()
+                .map(|turn| {
+                    let time = turn.milliseconds.map(|ms| i64::try_from(ms).unwrap_or(i64::MAX));
+                    vec![
+                        turn.what.to_owned(),
+                        turn.agent.clone(),
+                        turn.engine.clone(),
+                        turn.origin.clone(),
+                        turn.outcome.to_lowercase(),
+                        time.map(render::seconds).unwrap_or_default(),
+                        format!("{} in, {} out", count(turn.tokens.0), count(turn.tokens.1)),
+                    ]
+                })
+                .collect();
+            let headings = ["turn", "agent", "engine", "origin", "outcome", "time", "tokens"];
+            format!("\n{}", table(&headings, rows, "no turns"))
+        },
+    );
+}
+
+/// The demo shows what is promised, so it fails when that did not come about.
+fn verdict(played: &[Played], orderly: bool, left: &[String], output: Output) -> Result<Exit, Failure> {
+    let mut wrong: Vec<String> = played
+        .iter()
+        .filter(|turn| turn.outcome != turn.expected)
+        .map(|turn| format!("{}: {} instead of {}", turn.what, turn.outcome, turn.expected))
+        .collect();
+    wrong.extend(played.iter().filter_map(|turn| turn.missing.clone()));
+    if !orderly {
+        wrong.push("a service did not stop in good order".to_owned());
+    }
+    wrong.extend(left.iter().map(|process| format!("left behind: {process}")));
+    if wrong.is_empty() {
+        if !output.is_json() {
+            output.note(
+                "\nAll went as promised, and no process is left. Now with your own work: `roundhouse up`",
+            );
+        }
+        return Ok(Exit::Done);
+    }
+    let mut failure = Failure::new(Exit::Failed, "the demo did not go as it should")
+        .next("run it again with --keep, and look at the logs it names");
+    failure.violations = wrong.into_iter().map(|wrong| ("demo".to_owned(), wrong)).collect();
+    Err(failure)
+}
+
+/// Processes that still have to do with the demo's directory, once they had time to go.
+async fn processes_left(place: &std::path::Path) -> Vec<String> {
+    let since = std::time::Instant::now();
+    loop {
+        let left = stage::processes_of(place);
+        if left.is_empty() || since.elapsed() > GONE_LIMIT {
+            return left;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}

@@ -1,0 +1,189 @@
+//! `up`: both services as children, from their ready line to their end.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use pretty_assertions::assert_eq;
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStdout, Command};
+
+use crate::run::{BOUND, command, finish, run};
+
+/// A running `up` with a state directory of its own.
+struct Up {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+    ready: Value,
+    directory: tempfile::TempDir,
+}
+
+impl Up {
+    async fn start() -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let state = directory.path().join("state");
+        let mut child =
+            command(&["--json", "up", "--listen", "127.0.0.1:0", "--runner-listen", "127.0.0.1:0"])
+                .arg("--state-dir")
+                .arg(&state)
+                .current_dir(directory.path())
+                .spawn()
+                .expect("starts");
+        let mut lines = BufReader::new(child.stdout.take().expect("was asked for")).lines();
+        let line =
+            tokio::time::timeout(BOUND, lines.next_line()).await.expect("is ready in time").expect("reads");
+        let ready = match line {
+            Some(line) => serde_json::from_str(&line).expect("JSON"),
+            None => panic!("up ended: {:?}", finish(child).await),
+        };
+        Self { child, lines, ready, directory }
+    }
+
+    fn text(&self, key: &str) -> String {
+        self.ready[key].as_str().expect("a text").to_owned()
+    }
+
+    async fn run(&self, args: &[&str]) -> crate::run::Ended {
+        let server = format!("http://{}", self.text("control_plane"));
+        run(&[&["--json", "--server", &server], args].concat()).await
+    }
+
+    fn processes(&self) -> Vec<u32> {
+        processes(self.directory.path())
+    }
+
+    /// Waits until none of its processes is left.
+    async fn gone(&self) {
+        let since = Instant::now();
+        while !self.processes().is_empty() {
+            assert!(since.elapsed() < BOUND, "left: {:?}", self.processes());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+/// Processes whose command line names this directory, but not the test's own.
+fn processes(directory: &Path) -> Vec<u32> {
+    let needle = directory.to_str().expect("UTF-8").as_bytes().to_vec();
+    let entries = std::fs::read_dir("/proc").expect("is there");
+    entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok())
+        .filter(|pid| *pid != std::process::id())
+        .filter(|pid| {
+            let command = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            command.windows(needle.len()).any(|window| window == needle)
+        })
+        .collect()
+}
+
+/// The process of a service, by its first argument.
+fn service(up: &Up, name: &str) -> u32 {
+    let found = up.processes().into_iter().find(|pid| {
+        let command = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        command.split(|byte| *byte == 0).nth(1) == Some(name.as_bytes())
+    });
+    found.expect("runs")
+}
+
+async fn signal(pid: u32, name: &str) {
+    let status =
+        Command::new("sh").args(["-c", "kill -s \"$1\" \"$2\"", "sh", name, &pid.to_string()]).status();
+    assert!(status.await.expect("sh runs").success(), "{name} {pid}");
+}
+
+#[tokio::test]
+async fn ctrl_c_stops_both_and_leaves_no_process() {
+    let up = Up::start().await;
+    assert_eq!(up.ready["ready"], true);
+    let root = up.directory.path().canonicalize().expect("is there");
+    assert_eq!(up.ready["roots"][0]["path"].as_str(), root.to_str(), "the current directory is the root");
+    let runners = up.run(&["runners"]).await.json();
+    assert_eq!(runners["runners"][0]["runner_id"], up.ready["runner_id"]);
+    assert_eq!(runners["runners"][0]["state"], "ONLINE");
+    assert!(up.processes().len() >= 3, "{:?}", up.processes());
+    // To the parent alone, as well as to a whole group: the children have groups of their own.
+    signal(up.child.id().expect("runs"), "INT").await;
+    let directory = up.directory.path().to_owned();
+    let Up { child, lines, directory: kept, .. } = up;
+    drop(lines);
+    let ended = finish(child).await;
+    assert_eq!(ended.code, 0, "{ended:?}");
+    assert_eq!(processes(&directory), Vec::<u32>::new(), "all are gone when it has ended");
+    drop(kept);
+}
+
+#[tokio::test]
+async fn a_killed_parent_takes_its_services_along() {
+    let mut up = Up::start().await;
+    up.child.kill().await.expect("can be killed");
+    up.gone().await;
+}
+
+#[tokio::test]
+async fn a_killed_service_comes_back_where_it_was() {
+    let up = Up::start().await;
+    for name in ["__runner", "__control-plane"] {
+        let before = service(&up, name);
+        signal(before, "KILL").await;
+        let since = Instant::now();
+        loop {
+            let ended = up.run(&["runners"]).await;
+            let back = ended.code == 0 && ended.json()["runners"][0]["state"] == "ONLINE";
+            let another =
+                up.processes().iter().any(|pid| *pid != before) && !up.processes().contains(&before);
+            if back && another {
+                break;
+            }
+            assert!(since.elapsed() < BOUND, "{name}: {ended:?}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        assert_ne!(service(&up, name), before);
+    }
+    let runners = up.run(&["runners"]).await.json();
+    assert_eq!(runners["runners"].as_array().map(Vec::len), Some(1), "it is the same runner: {runners}");
+    assert_eq!(runners["runners"][0]["runner_id"], up.ready["runner_id"]);
+    signal(up.child.id().expect("runs"), "TERM").await;
+    up.gone().await;
+}
+
+#[tokio::test]
+async fn an_address_that_is_taken_is_told_and_nothing_is_left() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("binds");
+    let address = taken.local_addr().expect("has one").to_string();
+    let state = directory.path().join("state");
+    let state = state.to_str().expect("UTF-8");
+    for flags in [
+        ["--listen", &address, "--runner-listen", "127.0.0.1:0"],
+        ["--listen", "127.0.0.1:0", "--runner-listen", &address],
+    ] {
+        let ended = run(&[&["up", "--state-dir", state], &flags[..]].concat()).await;
+        assert_eq!((ended.code, ended.stdout.as_str()), (1, ""), "{ended:?}");
+        assert!(ended.stderr.contains("did not start"), "{}", ended.stderr);
+        assert_eq!(processes(directory.path()), Vec::<u32>::new());
+    }
+}
+
+#[tokio::test]
+async fn the_ready_words_hold_a_line_to_copy() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut child = command(&["up", "--listen", "127.0.0.1:0", "--runner-listen", "127.0.0.1:0"])
+        .args([std::ffi::OsStr::new("--state-dir"), directory.path().join("state").as_os_str()])
+        .arg("--trust-root")
+        .arg(directory.path())
+        .spawn()
+        .expect("starts");
+    let mut lines = BufReader::new(child.stdout.take().expect("was asked for")).lines();
+    let mut told = Vec::new();
+    while told.last().is_none_or(|line: &String| !line.starts_with("ready")) {
+        let line = tokio::time::timeout(BOUND, lines.next_line()).await.expect("in time").expect("reads");
+        told.push(line.expect("more lines"));
+    }
+    let address = told[0].rsplit("http://").next().expect("an address").to_owned();
+    assert!(told.contains(&format!("grpcurl        grpcurl -plaintext {address} list")), "{told:?}");
+    assert!(told.iter().any(|line| line.starts_with("root") && line.ends_with("(trusted)")), "{told:?}");
+    assert!(told.iter().any(|line| line.starts_with("engine         claude-code ")), "{told:?}");
+    signal(child.id().expect("runs"), "INT").await;
+    assert_eq!(finish(child).await.code, 0);
+}
