@@ -13,6 +13,16 @@
 //! * The **spool** is the only way engine output takes: the keeper appends frames to files, the runner reads the files
 //!   ([`SpoolReader`]), live and after a restart alike. The link carries requests and how far the files go.
 //!
+//! What can be relied on, and what cannot:
+//!
+//! * At [`IsolationLevel::PidNamespace`] nothing of the engine outlives its keeper, whoever is killed and how. At
+//!   [`IsolationLevel::Subreaper`] the init sweeps when the keeper dies, and [`close_dead`] once more; a process that
+//!   clears its environment, leaves its ancestry by the init's own death, and was not stopped before, can be missed.
+//! * An engine process runs with the runner's user id: a hostile one can reach the keeper's socket and files. The owner
+//!   in [`Request::Hello`] keeps runners apart, not attackers.
+//! * The keeper remembers every operation id for as long as it lives (about 150 bytes each).
+//! * Linux 5.3 or later (process descriptors). Without them a keeper is not started.
+//!
 //! Nothing here uses an async runtime. For one, take [`Link::into_parts`]: a stream that can be set non-blocking and a
 //! [`Decoder`].
 
