@@ -5,7 +5,7 @@
 //! is [`FrameBody::Unknown`], never an error.
 
 use crate::isolation::IsolationLevel;
-use crate::wire::{Put, Take, WireError};
+use crate::wire::{Put, Take, WireError, codes};
 
 /// Version of frames and segment headers that this code writes. It reads this and all older ones.
 pub const SPOOL_VERSION: u16 = 1;
@@ -231,22 +231,6 @@ pub enum StorageFault {
     Write(i32),
     /// The limit on unpruned bytes was reached.
     Limit,
-}
-
-macro_rules! codes {
-    ($name:ty, $what:literal, { $($variant:ident = $code:literal),+ $(,)? }) => {
-        impl $name {
-            pub(crate) fn code(self) -> u8 {
-                match self { $(Self::$variant => $code),+ }
-            }
-            pub(crate) fn take(take: &mut Take<'_>) -> Result<Self, WireError> {
-                match take.u8($what)? {
-                    $($code => Ok(Self::$variant),)+
-                    _ => Err(WireError::Invalid($what)),
-                }
-            }
-        }
-    };
 }
 
 codes!(SignalScope, "signal scope", { Engine = 1, Everything = 2 });

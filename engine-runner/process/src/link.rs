@@ -2,10 +2,9 @@
 //! client of another kind.
 
 use crate::clock::after;
-use crate::frame::ExitStatus;
 use crate::protocol::{
     Decoder, FromKeeper, Notice, OpState, PROTOCOL_VERSION, ProtocolError, Refusal, Request, Response,
-    SpoolEnd, StatusReport,
+    StatusReport,
 };
 use crate::sys;
 use std::collections::VecDeque;
@@ -314,36 +313,5 @@ impl Link {
     /// As [`Link::call`].
     pub fn prune(&mut self, keep_from: u32) -> Result<u64, LinkError> {
         self.done(&Request::Prune { keep_from })
-    }
-}
-
-impl StatusReport {
-    /// A report of a keeper that has not started its engine.
-    pub(crate) fn starting(spool_id: &str) -> Self {
-        Self {
-            spool_id: spool_id.to_owned(),
-            engine: crate::protocol::EngineState::Starting,
-            engine_pid: 0,
-            init_pid: 0,
-            isolation: crate::isolation::IsolationLevel::None,
-            turn_id: None,
-            position: SpoolEnd::default(),
-            oldest_segment: 1,
-            stdin_pending: 0,
-            stdin_open: false,
-            ops: 0,
-            unmasked_secrets: 0,
-            storage_fault: None,
-            ending: false,
-        }
-    }
-
-    /// How the engine ended, when it did.
-    #[must_use]
-    pub fn exit(&self) -> Option<ExitStatus> {
-        match self.engine {
-            crate::protocol::EngineState::Exited(status) => Some(status),
-            _ => None,
-        }
     }
 }

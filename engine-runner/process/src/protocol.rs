@@ -230,6 +230,37 @@ pub struct StatusReport {
     pub ending: bool,
 }
 
+impl StatusReport {
+    /// A report of a keeper that has not started its engine.
+    pub(crate) fn starting(spool_id: &str) -> Self {
+        Self {
+            spool_id: spool_id.to_owned(),
+            engine: EngineState::Starting,
+            engine_pid: 0,
+            init_pid: 0,
+            isolation: IsolationLevel::None,
+            turn_id: None,
+            position: SpoolEnd::default(),
+            oldest_segment: 1,
+            stdin_pending: 0,
+            stdin_open: false,
+            ops: 0,
+            unmasked_secrets: 0,
+            storage_fault: None,
+            ending: false,
+        }
+    }
+
+    /// How the engine ended, when it did.
+    #[must_use]
+    pub fn exit(&self) -> Option<ExitStatus> {
+        match self.engine {
+            EngineState::Exited(status) => Some(status),
+            _ => None,
+        }
+    }
+}
+
 /// How far a spool's files go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SpoolEnd {

@@ -175,3 +175,21 @@ impl<'a> Take<'a> {
         if self.0.is_empty() { Ok(()) } else { Err(WireError::LeftOver(self.0.len())) }
     }
 }
+
+/// Gives a fieldless enum its code on disk and on the wire, and the way back.
+macro_rules! codes {
+    ($name:ty, $what:literal, { $($variant:ident = $code:literal),+ $(,)? }) => {
+        impl $name {
+            pub(crate) fn code(self) -> u8 {
+                match self { $(Self::$variant => $code),+ }
+            }
+            pub(crate) fn take(take: &mut Take<'_>) -> Result<Self, WireError> {
+                match take.u8($what)? {
+                    $($code => Ok(Self::$variant),)+
+                    _ => Err(WireError::Invalid($what)),
+                }
+            }
+        }
+    };
+}
+pub(crate) use codes;

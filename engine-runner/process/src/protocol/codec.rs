@@ -6,7 +6,7 @@ use super::{
 };
 use crate::frame::{ExitStatus, StorageFault};
 use crate::isolation::IsolationLevel;
-use crate::wire::{Put, Take, WireError};
+use crate::wire::{Put, Take, WireError, codes};
 
 fn frame(kind: u8, request_id: u64, body: impl FnOnce(&mut Put)) -> Vec<u8> {
     let mut put = Put::default();
@@ -178,22 +178,6 @@ impl Response {
             kind => return Err(ProtocolError::Kind(kind)),
         })
     }
-}
-
-macro_rules! codes {
-    ($name:ty, $what:literal, { $($variant:ident = $code:literal),+ $(,)? }) => {
-        impl $name {
-            fn code(self) -> u8 {
-                match self { $(Self::$variant => $code),+ }
-            }
-            fn take(take: &mut Take<'_>) -> Result<Self, WireError> {
-                match take.u8($what)? {
-                    $($code => Ok(Self::$variant),)+
-                    _ => Err(WireError::Invalid($what)),
-                }
-            }
-        }
-    };
 }
 
 codes!(OpState, "op state", { Pending = 1, Written = 2, Failed = 3 });
