@@ -11,8 +11,8 @@ mod names;
 
 pub mod agent_file;
 pub mod attention;
-pub mod context;
 pub mod conflict;
+pub mod context;
 pub mod conversation;
 pub mod cursor;
 pub mod event;

@@ -82,6 +82,9 @@ pub trait Store: Send + Sync + 'static {
     async fn find_conversation(&self, external_id: &ExternalId) -> Result<ConversationView>;
 
     /// Conversations, newest first.
+    ///
+    /// # Errors
+    /// `NotFound` when `after` is no conversation.
     async fn list_conversations(&self, query: ListConversations) -> Result<Page<ConversationView>>;
 
     // --- messages ---
@@ -253,6 +256,9 @@ pub trait Store: Send + Sync + 'static {
     async fn get_session(&self, id: &SessionId) -> Result<Session>;
 
     /// Sessions, oldest first.
+    ///
+    /// # Errors
+    /// `NotFound` when `after` is no session.
     async fn list_sessions(&self, query: ListSessions) -> Result<Page<Session>>;
 
     // --- events ---
@@ -349,6 +355,9 @@ pub trait Store: Send + Sync + 'static {
     async fn get_permission(&self, permission_id: &str) -> Result<Permission>;
 
     /// Permissions, oldest first.
+    ///
+    /// # Errors
+    /// `NotFound` when `after` is no permission.
     async fn list_permissions(&self, query: ListPermissions) -> Result<Page<Permission>>;
 
     /// Answers that the runner has not settled yet: to be told to it again.

@@ -192,7 +192,17 @@ pub async fn s61_a_replacement_is_bound_and_said_so<B: Backend>(backend: &B) {
     assert_eq!(opened.count(), 1);
     let query =
         ListSessions { conversation_id: Some(f.conversation.clone()), limit: 10, ..Default::default() };
-    assert_eq!(f.store.list_sessions(query).await.unwrap().items.len(), 2);
+    let all = f.store.list_sessions(query.clone()).await.unwrap().items;
+    assert_eq!(all.len(), 2);
+    let rest = ListSessions {
+        workspace_id: Some(f.workspace.id.clone()),
+        after: Some(all[0].id.clone()),
+        ..query.clone()
+    };
+    assert_eq!(f.store.list_sessions(rest).await.unwrap().items, all[1..]);
+    let elsewhere = roundhouse_domain::id::WorkspaceId::parse("wsp_none").unwrap();
+    let elsewhere = ListSessions { workspace_id: Some(elsewhere), ..query };
+    assert_eq!(f.store.list_sessions(elsewhere).await.unwrap().items, []);
 }
 
 /// Another conversation's session, or one of another workspace, is refused.
@@ -276,8 +286,18 @@ pub async fn permissions_move_the_turn_and_the_first_answer_stands<B: Backend>(b
     assert_eq!(page.items[0].request.body, a.as_bytes());
     let rest = ListPermissions { after: Some(a), ..query.clone() };
     assert_eq!(f.store.list_permissions(rest).await.unwrap().items[0].request.request_id, b);
-    let open = ListPermissions { open_only: true, ..query };
-    assert_eq!(f.store.list_permissions(open).await.unwrap().items, []);
+    let open = ListPermissions { open_only: true, ..query.clone() };
+    assert_eq!(f.store.list_permissions(open.clone()).await.unwrap().items, []);
+    let c = format!("spl_{}.3", fresh());
+    f.append(&turn, vec![event(6, ask(&c))]).await;
+    let conversation_id = Some(f.conversation.clone());
+    let open = ListPermissions { conversation_id, turn_id: None, limit: 10, ..open };
+    let listed = f.store.list_permissions(open.clone()).await.unwrap().items;
+    assert_eq!(listed.iter().map(|p| &p.request.request_id).collect::<Vec<_>>(), [&c]);
+    let elsewhere = ListPermissions { conversation_id: Some(new_conversation(&f.store).await), ..open };
+    assert_eq!(f.store.list_permissions(elsewhere).await.unwrap().items, []);
+    let unknown = ListPermissions { after: Some("spl_none.1".into()), ..query };
+    assert_error!(f.store.list_permissions(unknown).await, Error::NotFound { .. });
 }
 
 /// A turn that ends leaves nothing to be answered.

@@ -1,8 +1,10 @@
 //! Answers to permissions, as intent; and sessions and permissions in lists.
 
+use roundhouse_domain::conflict::Kind;
 use roundhouse_domain::permission::{Permission, PermissionIntent};
 use roundhouse_domain::session::Session;
-use rusqlite::{Connection, Row, params};
+use rusqlite::types::Value;
+use rusqlite::{Connection, Row, params, params_from_iter};
 
 use super::ledger::{answered, keep};
 use super::page::paged;
@@ -50,25 +52,38 @@ pub(super) fn answer_permission(scope: &mut Scope<'_>, command: &AnswerPermissio
     Ok(outcome)
 }
 
+/// Keeps a list to open permissions, by the index that holds nothing else: the table may be long.
+const OPEN: &str =
+    " AND p.key IN (SELECT key FROM permission INDEXED BY permission_open WHERE settle_time IS NULL)";
+
 pub(super) fn list_permissions(c: &Connection, query: &ListPermissions) -> Result<Page<Permission>> {
     let after = match &query.after {
         Some(id) => first(c, "SELECT key FROM permission WHERE id = ?1", [id], |row| Ok(row.get(0)?))?
-            .unwrap_or(i64::MAX),
-        None => 0,
+            .ok_or_else(|| Error::not_found(Kind::Permission, id))?,
+        None => 0_i64,
     };
-    let sql = select_permission!(
-        "WHERE p.key > ?1 AND (?2 IS NULL OR c.id = ?2) AND (?3 IS NULL OR t.id = ?3) \
-         AND (NOT ?4 OR p.settle_time IS NULL) ORDER BY p.key"
-    );
-    let conversation = query.conversation_id.as_ref().map(AsRef::<str>::as_ref);
-    let turn = query.turn_id.as_ref().map(AsRef::<str>::as_ref);
-    let values = params![after, conversation, turn, query.open_only];
-    paged(c, sql, values, query.limit, permission, |p| p.request.body.len() + p.request.title.len() + WEIGHT)
+    // Only the filters that are asked for are in the statement, so that each can use its index.
+    let mut sql = select_permission!("WHERE p.key > ?").to_owned();
+    let mut values = vec![Value::from(after)];
+    if let Some(id) = &query.conversation_id {
+        sql.push_str(" AND t.conversation_key = (SELECT key FROM conversation WHERE id = ?)");
+        values.push(id.as_str().to_owned().into());
+    }
+    if let Some(id) = &query.turn_id {
+        sql.push_str(" AND p.turn_key = (SELECT key FROM turn WHERE id = ?)");
+        values.push(id.as_str().to_owned().into());
+    }
+    if query.open_only {
+        sql.push_str(OPEN);
+    }
+    sql.push_str(" ORDER BY p.key");
+    let size = |p: &Permission| p.request.body.len() + p.request.title.len() + WEIGHT;
+    paged(c, &sql, params_from_iter(values), query.limit, permission, size)
 }
 
 pub(super) fn pending_answers(c: &Connection) -> Result<Vec<Permission>> {
-    let sql = select_permission!("WHERE p.settle_time IS NULL AND p.intent IS NOT NULL ORDER BY p.key");
-    all(c, sql, [], permission)
+    let sql = select_permission!("WHERE p.intent IS NOT NULL").to_owned() + OPEN + " ORDER BY p.key";
+    all(c, &sql, [], permission)
 }
 
 pub(super) fn list_sessions(c: &Connection, query: &ListSessions) -> Result<Page<Session>> {
@@ -76,11 +91,17 @@ pub(super) fn list_sessions(c: &Connection, query: &ListSessions) -> Result<Page
         Some(id) => find_session(c, id)?.key,
         None => 0,
     };
-    let sql = select_session!(
-        "WHERE s.key > ?1 AND (?2 IS NULL OR c.id = ?2) AND (?3 IS NULL OR s.workspace_id = ?3) ORDER BY s.key"
-    );
-    let conversation = query.conversation_id.as_ref().map(AsRef::<str>::as_ref);
-    let workspace = query.workspace_id.as_ref().map(AsRef::<str>::as_ref);
+    let mut sql = select_session!("WHERE s.key > ?").to_owned();
+    let mut values = vec![Value::from(after)];
+    if let Some(id) = &query.conversation_id {
+        sql.push_str(" AND s.conversation_key = (SELECT key FROM conversation WHERE id = ?)");
+        values.push(id.as_str().to_owned().into());
+    }
+    if let Some(id) = &query.workspace_id {
+        sql.push_str(" AND s.workspace_id = ?");
+        values.push(id.as_str().to_owned().into());
+    }
+    sql.push_str(" ORDER BY s.key");
     let read = |row: &Row<'_>| Ok(session(row)?.record);
-    paged(c, sql, params![after, conversation, workspace], query.limit, read, |_| WEIGHT)
+    paged(c, &sql, params_from_iter(values), query.limit, read, |_| WEIGHT)
 }
