@@ -21,6 +21,7 @@ pub(crate) use armed::pass;
 
 #[cfg(feature = "failpoints")]
 mod armed {
+    use std::cell::RefCell;
     use std::collections::HashMap;
     use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
@@ -33,7 +34,10 @@ mod armed {
         reached: Arc<Notify>,
     }
 
-    static HOOKS: LazyLock<Mutex<HashMap<String, Arc<Notify>>>> = LazyLock::new(Mutex::default);
+    thread_local! {
+        // Of this thread: tests with a runtime of one thread do not meet each other's hooks.
+        static HOOKS: RefCell<HashMap<String, Arc<Notify>>> = RefCell::default();
+    }
     static ARMED: LazyLock<Mutex<HashMap<String, u32>>> = LazyLock::new(|| {
         let text = std::env::var("FAILPOINTS").unwrap_or_default();
         Mutex::new(text.split(';').filter_map(parse).collect())
@@ -50,13 +54,12 @@ mod armed {
         Some((name.to_owned(), count))
     }
 
-    /// Holds every task that comes to `name` (`control-plane::after-send` and so on) for ever, as if the process had
-    /// died there.
+    /// Holds every task of this thread that comes to `name` (`control-plane::after-send` and so on) for ever, as if
+    /// the process had died there.
     #[must_use]
     pub fn hook(name: &str) -> Hook {
         let reached = Arc::new(Notify::new());
-        let mut hooks = HOOKS.lock().unwrap_or_else(PoisonError::into_inner);
-        hooks.insert(name.to_owned(), Arc::clone(&reached));
+        HOOKS.with_borrow_mut(|hooks| hooks.insert(name.to_owned(), Arc::clone(&reached)));
         Hook { name: name.to_owned(), reached }
     }
 
@@ -69,12 +72,12 @@ mod armed {
 
     impl Drop for Hook {
         fn drop(&mut self) {
-            HOOKS.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.name);
+            HOOKS.with_borrow_mut(|hooks| hooks.remove(&self.name));
         }
     }
 
     pub(crate) async fn pass(name: &str) {
-        let hook = HOOKS.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned();
+        let hook = HOOKS.with_borrow(|hooks| hooks.get(name).cloned());
         if let Some(reached) = hook {
             reached.notify_one();
             std::future::pending::<()>().await;

@@ -6,4 +6,10 @@ mod support;
 
 mod cancel;
 mod conversations;
+mod permissions;
+mod restart;
+mod runners;
+mod server;
+mod sessions;
+mod streams;
 mod thin;
