@@ -269,6 +269,9 @@ pub trait Store: Send + Sync + 'static {
     /// Crash: after a commit without answer, repeat: what is stored is left out of `stored`, effects are not
     /// applied twice. `Appended::last_number` tells from where to read the runner's stream on.
     ///
+    /// Await the answer before the turn is closed: calls that wait together are not carried out in the order in
+    /// which they were made.
+    ///
     /// # Errors
     /// `NotFound`, `Invalid` (none, more than 256, a payload over its limit, a terminal event),
     /// `Conflict::EventGap`, `Conflict::StaleEpoch`, `Conflict::TurnEnded`.

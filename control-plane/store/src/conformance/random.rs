@@ -22,13 +22,27 @@ const SEQUENCES: usize = 12;
 enum Intent {
     Send,
     Repeat(usize),
-    Append { turn: usize, skip: i8, count: u8, accept: bool },
-    Note { turn: usize, key: u8 },
+    Append {
+        turn: usize,
+        skip: i8,
+        count: u8,
+        accept: bool,
+    },
+    Note {
+        turn: usize,
+        key: u8,
+    },
     Cancel(usize),
-    Close { turn: usize, end: u8, text: bool },
+    Close {
+        turn: usize,
+        end: u8,
+        text: bool,
+    },
     Retry(usize),
     TakeSlot(usize),
     FreeSlot(usize),
+    /// Close the store and open it again.
+    Reopen,
 }
 
 fn intent() -> impl Strategy<Value = Intent> {
@@ -44,6 +58,7 @@ fn intent() -> impl Strategy<Value = Intent> {
         2 => turn().prop_map(Intent::Retry),
         1 => turn().prop_map(Intent::TakeSlot),
         1 => turn().prop_map(Intent::FreeSlot),
+        1 => Just(Intent::Reopen),
     ]
 }
 
@@ -74,6 +89,10 @@ pub async fn random_intents_keep_the_invariants<B: Backend>(backend: &B) {
         f.conversation = super::fixture::new_conversation(&f.store).await;
         let mut told = Told::default();
         for (step, intent) in intents.iter().enumerate() {
+            if matches!(intent, Intent::Reopen) {
+                f.store.close().await;
+                f.store = backend.open().await;
+            }
             run(&f, intent, &mut told).await;
             check(&f, &told).await.unwrap_or_else(|e| panic!("after step {step} of {intents:#?}: {e}"));
         }
@@ -162,6 +181,7 @@ async fn run<S: Store>(f: &Fixture<S>, intent: &Intent, told: &mut Told) {
                 calm(f.store.take_slot(&owner(&turn), now()).await);
             }
         }
+        Intent::Reopen => {}
         Intent::FreeSlot(n) => {
             if let Some(turn) = fresh(*n).await {
                 calm(f.store.free_slot(&owner(&turn)).await);

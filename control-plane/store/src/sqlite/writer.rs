@@ -231,12 +231,30 @@ where
     }
 }
 
+/// Answers whoever waits when the thread ends, however it ends: a dropped job tells its caller that the store is
+/// closed.
+struct Last<'s>(&'s Shared);
+
+impl Drop for Last<'_> {
+    fn drop(&mut self) {
+        let left = {
+            let mut queues = self.0.queues.lock().unwrap_or_else(PoisonError::into_inner);
+            queues.closed = true;
+            (std::mem::take(&mut queues.interactive), std::mem::take(&mut queues.bulk))
+        };
+        self.0.interactive_room.close();
+        self.0.bulk_room.close();
+        drop(left);
+    }
+}
+
 fn write_until_closed(
     connection: &Connection,
     shared: &Shared,
     hints: &broadcast::Sender<Hint>,
     checkpointer: &Checkpointer,
 ) {
+    let _last = Last(shared);
     loop {
         {
             let mut queues = shared.queues.lock().unwrap_or_else(PoisonError::into_inner);

@@ -86,6 +86,55 @@ async fn what_waits_is_one_batch_interactive_commands_first() {
 }
 
 #[tokio::test]
+async fn a_command_that_crosses_a_limit_closes_its_batch() {
+    let folder = Folder::new();
+    let store = folder.store();
+    for cost in [Cost { rows: 600, bytes: 0 }, Cost { rows: 0, bytes: 2 * 1024 * 1024 }] {
+        let (release, holder) = hold(&store).await;
+        // In a batch a command sees what the ones before it did, and readers do not see it yet.
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let mut tasks = Vec::new();
+        for n in 0..3 {
+            let (sender, seen, path) = (store.clone(), Arc::clone(&seen), folder.path());
+            tasks.push(tokio::spawn(async move {
+                let command = move |scope: &mut Scope<'_>| {
+                    let sql = "SELECT count(*) FROM meta";
+                    let committed: i64 = connect(&path)?.query_row(sql, [], |row| row.get(0))?;
+                    let inside: i64 = scope.connection.query_row(sql, [], |row| row.get(0))?;
+                    seen.lock().unwrap().push(inside - committed);
+                    let name = format!("{n} {cost:?}");
+                    sql::execute(scope.connection, "INSERT INTO meta (name, value) VALUES (?1, '')", [name])
+                };
+                sender.inner.writer.run("test", Lane::Bulk, cost, command).await
+            }));
+            queued(&store, n + 1).await;
+        }
+        drop(release);
+        holder.await.unwrap().unwrap();
+        for task in tasks {
+            task.await.unwrap().unwrap();
+        }
+        assert_eq!(*seen.lock().unwrap(), [0, 0, 0], "each was a batch of its own with {cost:?}");
+    }
+}
+
+#[cfg(feature = "failpoints")]
+#[tokio::test]
+async fn a_writer_that_dies_leaves_nobody_waiting() {
+    let folder = Folder::new();
+    let store = folder.store();
+    create(&store).await.unwrap();
+    fail::cfg("store::accept_message::before_commit", "panic").unwrap();
+    for n in 1..3 {
+        let answer = store.accept_message(message(n, "no")).await;
+        let closed = matches!(&answer, Err(Error::Unavailable { reason: Unavailable::Closed, .. }));
+        assert!(closed, "{answer:?}");
+    }
+    fail::remove("store::accept_message::before_commit");
+    assert_eq!(bodies(&store).await, Vec::<String>::new());
+}
+
+#[tokio::test]
 async fn a_refused_command_is_undone_alone() {
     let folder = Folder::new();
     let store = folder.store();
