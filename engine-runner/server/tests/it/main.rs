@@ -1,0 +1,4 @@
+//! A real runner, real keepers and fake-engine, seen from outside: over the contract, in /proc, in files.
+
+mod rig;
+mod thin;
