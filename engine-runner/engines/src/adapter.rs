@@ -1,6 +1,10 @@
 //! What every engine must offer, as data or pure functions.
 
-use std::{collections::BTreeMap, fmt::Debug};
+use std::{
+    collections::BTreeMap,
+    fmt::Debug,
+    path::{Path, PathBuf},
+};
 
 use uuid::Uuid;
 
@@ -8,7 +12,7 @@ use crate::{
     frame::Frame,
     plan::{
         ConfigurationPlan, CredentialPlan, CredentialRequest, Effort, InstallPlan, LaunchPlan, LaunchRequest,
-        NativeRef, Permissions, PlanError, VersionProbe,
+        NativeRef, Permissions, PlanError, SandboxProbe, VersionProbe,
     },
     session_files::SessionFiles,
     translate::{Translator, TranslatorOpen},
@@ -127,6 +131,25 @@ pub trait Adapter: Debug + Send + Sync {
 
     /// Variables that the runner sets itself; configuring one of them is an error.
     fn reserved_variables(&self) -> &'static [&'static str];
+
+    /// Executables to prefer to the one found (its path with all links resolved): what is found in `PATH` may be a
+    /// launcher that starts the engine as a child, and a killed launcher leaves that child behind. The first that
+    /// is there is the one; none means that the found one is right.
+    fn executable_behind(&self, _found: &Path) -> Vec<PathBuf> {
+        Vec::new()
+    }
+
+    /// How to learn whether the engine's own sandbox can run on this host, for diagnosis. At each opening the
+    /// translator finds it out by itself; a mode that needs the sandbox is then refused as CONFIGURATION.
+    fn sandbox_probe(&self) -> Option<SandboxProbe> {
+        None
+    }
+
+    /// Empty directories that the engine's sandbox may leave in a workspace. Remove those that were not there before
+    /// the process started and are empty once it is gone or idle.
+    fn leftovers(&self) -> &'static [&'static str] {
+        &[]
+    }
 }
 
 /// Refuses variables that the runner sets itself.

@@ -5,6 +5,7 @@
 //! both. There is one folder per engine. Nothing outside an engine's folder knows its dialect.
 
 pub mod adapter;
+mod checks;
 pub mod claude_code;
 pub mod event;
 pub mod failure;
@@ -12,7 +13,9 @@ pub mod frame;
 pub mod limit;
 pub mod plan;
 pub mod session_files;
+mod stderr;
 pub mod translate;
+mod wire;
 
 pub use adapter::{Adapter, Capabilities, Support, UsageReport};
 pub use event::{Event, ItemKey, TurnOutcome};
@@ -21,12 +24,12 @@ pub use frame::{Exit, Frame, FrameBody};
 pub use plan::{
     ConfigurationPlan, CredentialPlan, CredentialRequest, CredentialSource, Effort, EngineHome, EngineLimits,
     HostDirectories, InstallPlan, LaunchPlan, LaunchRequest, NativeRef, OpenMode, Permissions, PipePayload,
-    PlanError, Secret, VersionProbe,
+    PlanError, SandboxProbe, Secret, VersionProbe,
 };
 pub use session_files::{FileFacts, Fingerprint, SessionFiles, Verdict};
 pub use translate::{
-    Carry, Delivery, DeliveryEnd, LineError, OpenFailure, Opened, Output, Partial, PermissionReply, Standing,
-    StdinLine, Translator, TranslatorOpen, TurnEnd, WaitingFor,
+    Carry, Delivery, DeliveryEnd, LineError, OpenFailure, Opened, Output, Partial, PermissionReply,
+    SessionCarry, Standing, StdinLine, TokenTotals, Translator, TranslatorOpen, TurnEnd, WaitingFor,
 };
 
 /// Every engine this build knows.

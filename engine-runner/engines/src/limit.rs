@@ -72,6 +72,17 @@ pub(crate) fn short(text: &str) -> String {
     prefix(text, FIELD_LIMIT).to_owned()
 }
 
+/// Joins a piece to a text, with an empty line between, keeping at most [`ANSWER_LIMIT`] bytes and counting
+/// all of them.
+pub(crate) fn join(text: &mut String, bytes: &mut u64, piece: &str) {
+    if *bytes > 0 && !piece.is_empty() {
+        *bytes += 2;
+        text.push_str(prefix("\n\n", ANSWER_LIMIT.saturating_sub(text.len())));
+    }
+    *bytes += piece.len() as u64;
+    text.push_str(prefix(piece, ANSWER_LIMIT.saturating_sub(text.len())));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -285,6 +285,28 @@ pub struct LaunchPlan {
     pub pipes: Vec<PipePayload>,
     /// Values to mask.
     pub secrets: Vec<Secret>,
+    /// What the process must be told when it opens its session, for an engine that takes it over its own protocol:
+    /// put it into [`Carry::setup`](crate::Carry::setup). Holds no secret.
+    pub setup: Option<serde_json::Value>,
+}
+
+/// How to learn whether an engine's own sandbox can run here. With the launch plan's environment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SandboxProbe {
+    /// Arguments of a command that runs `true` in the sandbox.
+    pub args: Vec<String>,
+    /// How long it may take.
+    pub timeout: Duration,
+    /// The modes that need the sandbox; the others work without.
+    pub needed_for: &'static [Permissions],
+}
+
+impl SandboxProbe {
+    /// Reads the probe's end: an error to refuse those modes with, or nothing.
+    #[must_use]
+    pub fn read(&self, engine: &str, exit: crate::frame::Exit, stderr: &str) -> Option<PlanError> {
+        (exit.code != Some(0)).then(|| PlanError::no_sandbox(engine, stderr))
+    }
 }
 
 /// Why a plan cannot be made.
@@ -315,6 +337,19 @@ pub enum PlanError {
 }
 
 impl PlanError {
+    /// The engine's sandbox cannot run here.
+    pub(crate) fn no_sandbox(engine: &str, said: &str) -> Self {
+        let said = said.trim();
+        let said = if said.is_empty() { "it said nothing" } else { crate::limit::prefix(said, 500) };
+        Self::Configuration {
+            message: format!("the sandbox of {engine} cannot run on this host: {said}"),
+            what_to_do:
+                "Allow unprivileged user namespaces to the runner (in a container: its security options), or \
+                         use permissions bypass where the container itself is the boundary."
+                    .to_owned(),
+        }
+    }
+
     /// The failure to report.
     #[must_use]
     pub fn to_failure(&self) -> crate::failure::Failure {

@@ -14,9 +14,24 @@ pub struct SessionFiles {
     pub main: String,
     /// A directory beside the main file with the session's other files, for example `<id>`.
     pub side_directory: Option<String>,
+    /// How many directories lie between `search` and the main file. One for most engines.
+    pub depth: usize,
+    /// `main` is only the end of the file's name; what comes before it is not known.
+    pub main_is_ending: bool,
 }
 
 impl SessionFiles {
+    /// Whether a file (its path relative to the home) is where and named as the main file.
+    #[must_use]
+    pub fn is_main(&self, path: &str) -> bool {
+        let Some(rest) = path.strip_prefix(&self.search).and_then(|rest| rest.strip_prefix('/')) else {
+            return false;
+        };
+        let Some((directories, name)) = rest.rsplit_once('/') else { return false };
+        let named = if self.main_is_ending { name.ends_with(&self.main) } else { name == self.main };
+        named && directories.split('/').count() == self.depth
+    }
+
     /// The main file among the candidates found (paths relative to the home): the recorded one if it is among
     /// them, else the only one. Two candidates and no record decide nothing.
     #[must_use]
@@ -149,7 +164,13 @@ mod tests {
 
     #[test]
     fn s14_the_recorded_file_wins_and_two_strangers_decide_nothing() {
-        let files = SessionFiles { search: "projects".into(), main: "a.jsonl".into(), side_directory: None };
+        let files = SessionFiles {
+            search: "projects".into(),
+            main: "a.jsonl".into(),
+            side_directory: None,
+            depth: 1,
+            main_is_ending: false,
+        };
         let found = ["projects/x/a.jsonl".to_owned(), "projects/y/a.jsonl".to_owned()];
         assert_eq!(files.choose(Some("projects/y/a.jsonl"), &found), Some("projects/y/a.jsonl"));
         assert_eq!(files.choose(Some("projects/z/a.jsonl"), &found), None);

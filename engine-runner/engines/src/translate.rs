@@ -9,9 +9,12 @@
 //!
 //! 1. Build the launch plan, open the spool, start the keeper. Make the translator with
 //!    [`crate::Adapter::translator`]; store the [`TranslatorOpen`] (it is serialisable) in TURN_OPEN.
-//! 2. For a fresh process write every line of [`Translator::opening`] through the keeper, under its op id.
+//! 2. For a fresh process put the launch plan's `setup` into [`Carry::setup`] before the translator is made, and
+//!    write every line of [`Translator::opening`] through the keeper, under its op id. Some engines are opened in
+//!    several steps: the later lines come as [`Output::Reply`].
 //! 3. Feed each frame of the turn's segment, in order, to [`Translator::feed`], and act on the outputs:
-//!    * [`Output::Opened`]: StartOrResume answers now. [`Output::OpenFailed`]: it answers UNUSABLE or a
+//!    * [`Output::Opened`]: StartOrResume answers now; from here on its `native` is the session's (some engines
+//!      choose the id themselves). [`Output::OpenFailed`]: it answers UNUSABLE or a
 //!      status, or tries once more as `retry_as` says. No `TurnEnded` follows an `OpenFailed`. The process
 //!      may still be there: see it out before another is started on the session.
 //!    * [`Output::Event`]: number it (spool, frame, ordinal), journal it, publish it.
@@ -82,6 +85,40 @@ pub struct Carry {
     /// The native id as the engine last said it, when it differs from the one asked for.
     #[serde(default)]
     pub changed_native_id: Option<String>,
+    /// What the launch plan says a fresh process must be told over its own protocol
+    /// ([`LaunchPlan::setup`](crate::LaunchPlan::setup)). Set it for a turn that spawns the process; a
+    /// translator never carries it on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub setup: Option<serde_json::Value>,
+    /// What an engine that names its sessions itself said of this one. Belongs to the session: keep it beyond the
+    /// process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session: Option<SessionCarry>,
+}
+
+/// What an engine that names its sessions and counts over a whole session leaves for the next turn.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct SessionCarry {
+    /// The native session, as the opening proved it.
+    pub native: Option<NativeRef>,
+    /// The model it runs on.
+    pub model: Option<String>,
+    /// Which agent prompt the session was last told, as a digest; unset when nobody knows.
+    pub prompt: Option<String>,
+    /// The newest turn in the engine's own list at the end of the last turn; unset before the first.
+    pub last_turn: Option<String>,
+    /// The session's usage at the end of the last turn; unset when nobody knows.
+    pub usage_total: Option<TokenTotals>,
+}
+
+/// Tokens counted over a session, as an engine counts them: cached input is part of the input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say it all")]
+pub struct TokenTotals {
+    pub input: u64,
+    pub cached_input: u64,
+    pub cache_write: u64,
+    pub output: u64,
 }
 
 /// Something an engine's output means.
@@ -176,6 +213,10 @@ pub struct OpenFailure {
     /// or it exists already. When both ways were tried, the session is unusable. Unset when trying the other
     /// way is pointless.
     pub retry_as: Option<OpenMode>,
+    /// Files to remove first, as names in the engine home that may end in `*`: indexes that the engine builds anew
+    /// from the sessions' own files. Only while no other process bears that home; otherwise do not retry now.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub discard: Vec<String>,
 }
 
 /// How a delivery ended.
@@ -263,6 +304,10 @@ pub enum LineError {
     /// The engine cannot do it.
     #[error("the engine cannot do this")]
     Unsupported,
+    /// Not at this moment: the session is not open, or a message was just given and the engine has not said which
+    /// turn it made of it. Try again after the next frame.
+    #[error("the engine cannot be told this at this moment")]
+    NotNow,
 }
 
 /// What the turn is waiting for.
@@ -313,10 +358,10 @@ pub trait Translator: Debug + Send {
     /// What a fresh process must be told first. Nothing for a warm one.
     fn opening(&self) -> Vec<StdinLine>;
 
-    /// The line that gives a message to the engine.
+    /// The line that gives a message to the engine: a new turn, or a message for the running one.
     ///
     /// # Errors
-    /// [`LineError::BadDeliveryId`].
+    /// [`LineError::BadDeliveryId`], [`LineError::NotNow`].
     fn deliver(&self, delivery: &Delivery<'_>) -> Result<StdinLine, LineError>;
 
     /// The line that asks the engine to stop what it does, dropping queued messages. The same turn gives the
@@ -342,4 +387,11 @@ pub trait Translator: Debug + Send {
 
     /// What the next turn of the session needs.
     fn carry(&self) -> Carry;
+
+    /// After [`Output::Opened`] of a resumed session: whether the engine's own list of turns shows exactly those
+    /// known at the end of the last turn. Then a delivery of which nobody knows whether it arrived did not, and may
+    /// be given again. False proves nothing.
+    fn proves_untaken(&self) -> bool {
+        false
+    }
 }

@@ -11,10 +11,10 @@ use crate::{
     frame::Exit,
     limit,
     plan::OpenMode,
+    stderr::{self, Tail},
     translate::OpenFailure,
+    wire,
 };
-
-use super::wire;
 
 /// What a synthetic assistant line says about a failed request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -251,18 +251,18 @@ pub(super) fn exit_failure(exit: Exit, stderr: &StderrTail, api: Option<&ApiErro
         (Some(code), None) => format!("the engine ended with exit code {code}"),
         (None, None) => "the engine is gone, and nobody saw how it ended".to_owned(),
     };
-    let mut failure = if let Some(line) = &stderr.quota {
+    let mut failure = if let Some(line) = &stderr.facts.quota {
         Failure::new(Reason::Quota, line)
     } else if let Some(api) = api {
         let facts = ResultFacts { api: Some(api.clone()), is_error: true, ..ResultFacts::default() };
         result_failure(&facts, None)
-    } else if let Some(line) = &stderr.configuration {
+    } else if let Some(line) = &stderr.facts.configuration {
         Failure::new(Reason::Configuration, line)
-    } else if stderr.no_space {
+    } else if stderr.facts.no_space {
         Failure::new(Reason::Storage, format!("{how}: no space was left on the disk"))
     } else {
         let message = format!("{how} before it finished the turn");
-        Failure { unavailable: stderr.unavailable.is_some(), ..Failure::new(Reason::Process, message) }
+        Failure { unavailable: stderr.facts.unavailable.is_some(), ..Failure::new(Reason::Process, message) }
     };
     failure.exit_code = exit.code;
     failure.signal = exit.signal;
@@ -278,7 +278,7 @@ pub(super) fn open_failure(
     stderr: &StderrTail,
     exit: Exit,
 ) -> OpenFailure {
-    let about_session = errors.iter().find(|text| is_session_text(text)).or(stderr.session.as_ref());
+    let about_session = errors.iter().find(|text| is_session_text(text)).or(stderr.facts.session.as_ref());
     if mode == OpenMode::Resume
         && let Some(text) = about_session
     {
@@ -289,11 +289,15 @@ pub(super) fn open_failure(
         // Rows are flushed late: a process that is killed in its first turn may leave no file at all. Nothing
         // was lost then, and the same id can be used again.
         let never_written = !committed && text.contains(NOT_FOUND);
-        return OpenFailure { failure, retry_as: never_written.then_some(OpenMode::Start) };
+        return OpenFailure {
+            failure,
+            retry_as: never_written.then_some(OpenMode::Start),
+            discard: Vec::new(),
+        };
     }
     let mut failure = exit_failure(exit, stderr, None);
     if failure.reason == Reason::Process {
-        failure.message = match errors.first().or(stderr.last_line.as_ref()) {
+        failure.message = match errors.first().or(stderr.facts.last_line.as_ref()) {
             Some(text) => format!("the engine did not open its session: {text}"),
             None => "the engine ended before it opened its session".to_owned(),
         };
@@ -302,8 +306,8 @@ pub(super) fn open_failure(
             failure.what_to_do = Reason::EngineMissing.what_to_do().to_owned();
         }
     }
-    let retry_as = (mode == OpenMode::Start && stderr.in_use).then_some(OpenMode::Resume);
-    OpenFailure { failure, retry_as }
+    let retry_as = (mode == OpenMode::Start && stderr.facts.in_use).then_some(OpenMode::Resume);
+    OpenFailure { failure, retry_as, discard: Vec::new() }
 }
 
 const NOT_FOUND: &str = "No conversation found";
@@ -360,8 +364,13 @@ fn is_retry_text(lower: &str) -> bool {
 /// The end of standard error, and the first line of each kind that matters.
 #[derive(Debug, Clone, Default)]
 pub(super) struct StderrTail {
-    kept: Vec<u8>,
-    line: Vec<u8>,
+    tail: Tail,
+    facts: StderrFacts,
+}
+
+/// What the lines of standard error said.
+#[derive(Debug, Clone, Default)]
+struct StderrFacts {
     quota: Option<String>,
     unavailable: Option<String>,
     session: Option<String>,
@@ -369,56 +378,42 @@ pub(super) struct StderrTail {
     last_line: Option<String>,
     in_use: bool,
     no_space: bool,
+    writes_lost: bool,
 }
 
-/// The most bytes of one line of standard error that are looked at.
-const STDERR_LINE_LIMIT: usize = 16_384;
-
-impl StderrTail {
-    /// Takes a chunk, cut anywhere. Says whether the engine reported lost writes in it.
-    pub(super) fn take(&mut self, chunk: &[u8]) -> bool {
-        self.kept.extend_from_slice(&chunk[chunk.len().saturating_sub(limit::STDERR_TAIL_LIMIT)..]);
-        let excess = self.kept.len().saturating_sub(limit::STDERR_TAIL_LIMIT);
-        self.kept.drain(..excess);
-        let mut lost = false;
-        for part in chunk.split_inclusive(|byte| *byte == b'\n') {
-            let room = STDERR_LINE_LIMIT.saturating_sub(self.line.len());
-            self.line.extend_from_slice(&part[..part.len().min(room)]);
-            if part.ends_with(b"\n") {
-                lost |= self.end_line();
-            }
-        }
-        lost
-    }
-
-    /// Takes what is left without a line end. Says whether the engine reported lost writes in it.
-    pub(super) fn end_line(&mut self) -> bool {
-        let bytes = std::mem::take(&mut self.line);
-        let text = String::from_utf8_lossy(&bytes);
-        let text = text.trim();
-        if text.is_empty() {
-            return false;
-        }
-        let keep = |slot: &mut Option<String>, matches: bool| {
-            if matches && slot.is_none() {
-                *slot = Some(limit::short(text));
-            }
-        };
-        keep(&mut self.quota, is_quota_text(text));
-        keep(&mut self.unavailable, is_unavailable_text(text));
-        keep(&mut self.session, is_session_text(text));
+impl StderrFacts {
+    fn line(&mut self, text: &str) {
+        stderr::keep_first(&mut self.quota, is_quota_text(text), text);
+        stderr::keep_first(&mut self.unavailable, is_unavailable_text(text), text);
+        stderr::keep_first(&mut self.session, is_session_text(text), text);
         let configuration = text.contains("cannot be used with root/sudo")
             || text.contains("unknown option")
             || text.contains("Invalid session ID")
             || text.contains("Invalid MCP configuration");
-        keep(&mut self.configuration, configuration);
+        stderr::keep_first(&mut self.configuration, configuration, text);
         self.in_use |= text.contains("is already in use");
         self.no_space |= text.contains("ENOSPC") || text.contains("No space left on device");
         self.last_line = Some(limit::short(text));
-        text.contains("could not save all")
+        self.writes_lost |= text.contains("could not save all");
+    }
+}
+
+impl StderrTail {
+    /// Takes a chunk, cut anywhere. Says whether the engine reported lost writes in it.
+    pub(super) fn take(&mut self, chunk: &[u8]) -> bool {
+        let facts = &mut self.facts;
+        self.tail.take(chunk, &mut |text| facts.line(text));
+        std::mem::take(&mut facts.writes_lost)
+    }
+
+    /// Takes what is left without a line end. Says whether the engine reported lost writes in it.
+    pub(super) fn end_line(&mut self) -> bool {
+        let facts = &mut self.facts;
+        self.tail.end_line(&mut |text| facts.line(text));
+        std::mem::take(&mut facts.writes_lost)
     }
 
     fn tail(&self) -> String {
-        limit::suffix(&String::from_utf8_lossy(&self.kept), limit::STDERR_TAIL_LIMIT).to_owned()
+        self.tail.text()
     }
 }

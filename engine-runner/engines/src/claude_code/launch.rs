@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use crate::{
     adapter::refuse_reserved,
+    checks::{is_secret, model, path_text},
     limit,
     plan::{
         CredentialPlan, CredentialRequest, CredentialSource, Effort, EngineHome, LaunchPlan, LaunchRequest,
@@ -66,9 +67,6 @@ const PIPED: [(&str, &str); 2] = [
     (KEY, "CLAUDE_CODE_API_KEY_FILE_DESCRIPTOR"),
     ("CLAUDE_CODE_OAUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN_FILE_DESCRIPTOR"),
 ];
-
-/// Variables whose values are secrets, besides those whose name says so.
-const SECRET_WORDS: [&str; 5] = ["KEY", "TOKEN", "SECRET", "PASSWORD", "CUSTOM_HEADERS"];
 
 /// Variables that say that requests are signed in another way than by a key of Anthropic's.
 const OTHER_PROVIDERS: [&str; 3] =
@@ -145,10 +143,6 @@ fn engine_home(request: &CredentialRequest<'_>) -> Result<EngineHome, PlanError>
     Ok(EngineHome { directory, private: false, variables })
 }
 
-fn is_secret(name: &str) -> bool {
-    SECRET_WORDS.iter().any(|word| name.contains(word))
-}
-
 pub(super) fn launch(request: &LaunchRequest<'_>) -> Result<LaunchPlan, PlanError> {
     Ok(LaunchPlan {
         program: request.executable.clone(),
@@ -157,6 +151,7 @@ pub(super) fn launch(request: &LaunchRequest<'_>) -> Result<LaunchPlan, PlanErro
         cwd: request.workspace.clone(),
         pipes: request.credentials.pipes.clone(),
         secrets: request.credentials.secrets.clone(),
+        setup: None,
     })
 }
 
@@ -262,17 +257,6 @@ fn session_uuid(id: &str) -> Result<String, PlanError> {
     }
 }
 
-fn model(name: &str) -> Result<&str, PlanError> {
-    let fine = !name.is_empty() && name.len() <= 160 && !name.contains(|c: char| c.is_control() || c == ' ');
-    if fine {
-        return Ok(name);
-    }
-    Err(PlanError::Configuration {
-        message: "the model's name is empty, too long, or has spaces or control characters".to_owned(),
-        what_to_do: "Correct `model` in the agent file.".to_owned(),
-    })
-}
-
 fn prompt(text: &str) -> Result<&str, PlanError> {
     if text.len() > PROMPT_LIMIT || text.contains('\0') {
         return Err(PlanError::Configuration {
@@ -284,14 +268,4 @@ fn prompt(text: &str) -> Result<&str, PlanError> {
         });
     }
     Ok(text)
-}
-
-fn path_text(path: &std::path::Path) -> Result<String, PlanError> {
-    match path.to_str() {
-        Some(text) if path.is_absolute() && !text.contains('\0') => Ok(text.to_owned()),
-        _ => Err(PlanError::Configuration {
-            message: format!("{} is not an absolute path in UTF-8", path.display()),
-            what_to_do: "Use a directory whose path is absolute and valid UTF-8.".to_owned(),
-        }),
-    }
 }

@@ -4,7 +4,6 @@ mod classify;
 mod launch;
 mod stdin;
 mod translator;
-mod wire;
 
 use std::time::Duration;
 
@@ -94,6 +93,8 @@ impl Adapter for ClaudeCode {
             search: "projects".to_owned(),
             main: format!("{}.jsonl", native.id),
             side_directory: Some(native.id.clone()),
+            depth: 1,
+            main_is_ending: false,
         })
     }
 

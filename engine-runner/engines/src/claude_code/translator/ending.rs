@@ -10,7 +10,7 @@ use crate::{
     translate::{DeliveryEnd, Output, TurnEnd},
 };
 
-use super::{super::classify, ClaudeTranslator, EngineState, Stage, UNSEEN, items::BlockKind, join};
+use super::{super::classify, ClaudeTranslator, EngineState, Stage, UNSEEN, items::BlockKind};
 
 impl ClaudeTranslator {
     /// Ends the turn if nothing is owed any more.
@@ -162,7 +162,7 @@ impl ClaudeTranslator {
     fn finish(&mut self, outcome: TurnOutcome, out: &mut Vec<Output>) {
         for left in self.items.drain() {
             if left.kind == BlockKind::Text && left.parent.is_none() {
-                join(&mut self.said, &mut self.said_bytes, &left.text);
+                limit::join(&mut self.said, &mut self.said_bytes, &left.text);
             }
             let text = TextEvent {
                 item: left.key,

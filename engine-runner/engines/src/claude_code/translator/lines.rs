@@ -10,16 +10,17 @@ use crate::{
     limit::{self, BoundedText},
     plan::NativeRef,
     translate::{DeliveryEnd, Opened, Output, PermissionReply},
+    wire,
 };
 
 use super::{
     super::{
         classify::{ApiError, ResultFacts},
-        stdin, wire,
+        stdin,
     },
     Asked, ClaudeTranslator, EngineState, MANY, Stage,
     items::BlockKind,
-    join, permission_event,
+    permission_event,
 };
 
 /// The most bytes of a text that a notice quotes.
@@ -355,7 +356,7 @@ impl ClaudeTranslator {
             "text" => {
                 let text = wire::text_or(block, "text", "");
                 if parent.is_none() {
-                    join(&mut self.said, &mut self.said_bytes, text);
+                    limit::join(&mut self.said, &mut self.said_bytes, text);
                     let room = limit::ANSWER_LIMIT.saturating_sub(self.run.len());
                     self.run.push_str(limit::prefix(text, room));
                 }
@@ -504,7 +505,7 @@ impl ClaudeTranslator {
         if let Some(text) = facts.text.as_deref().filter(|_| !facts.is_error) {
             self.answered = true;
             let whole = if self.continued { &self.run } else { text };
-            join(&mut self.answer, &mut self.answer_bytes, whole);
+            limit::join(&mut self.answer, &mut self.answer_bytes, whole);
         }
         self.run.clear();
         self.continued = false;

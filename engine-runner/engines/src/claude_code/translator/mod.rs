@@ -22,12 +22,13 @@ use crate::{
         Carry, Delivery, DeliveryEnd, LineError, Output, Partial, PermissionReply, Standing, StdinLine,
         Translator, TranslatorOpen, WaitingFor,
     },
+    wire,
 };
 
 use self::{items::Items, tools::Tools, usage::UsageSum};
 use super::{
     classify::{ApiError, ResultFacts, StderrTail},
-    stdin, wire,
+    stdin,
 };
 
 /// How far the translator is.
@@ -325,17 +326,6 @@ fn permission_event(request_id: String, request: &serde_json::Value) -> Permissi
         description: wire::word(request, "description").map(limit::short),
         blocked_path: wire::word(request, "blocked_path").map(limit::short),
     }
-}
-
-/// Joins a piece to a text, with an empty line between, keeping at most [`limit::ANSWER_LIMIT`] bytes and counting
-/// all of them.
-fn join(text: &mut String, bytes: &mut u64, piece: &str) {
-    if *bytes > 0 && !piece.is_empty() {
-        *bytes += 2;
-        text.push_str(limit::prefix("\n\n", limit::ANSWER_LIMIT.saturating_sub(text.len())));
-    }
-    *bytes += piece.len() as u64;
-    text.push_str(limit::prefix(piece, limit::ANSWER_LIMIT.saturating_sub(text.len())));
 }
 
 /// An exit of which nothing is known.

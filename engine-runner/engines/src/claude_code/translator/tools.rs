@@ -8,9 +8,8 @@ use serde_json::Value;
 use crate::{
     event::{ChangeKind, Event, FileChange, ToolCall, ToolResult},
     limit::{self, BoundedText},
+    wire,
 };
-
-use super::super::wire;
 
 /// Tools of the engine that write one file, and the input that names it.
 const FILE_TOOLS: [(&str, &str); 4] = [

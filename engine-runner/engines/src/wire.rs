@@ -1,11 +1,11 @@
-//! Small looks into a line of Claude Code's output. Nothing here fails: what is absent or of another type is
+//! Small looks into a line of an engine's output. Nothing here fails: what is absent or of another type is
 //! absent.
 
 use serde_json::Value;
 
 /// Parses a line. Colour codes before the brace are tolerated, and so are bytes that are not UTF-8: a result must
 /// not be lost over one of them.
-pub(super) fn parse(line: &[u8]) -> Option<Value> {
+pub(crate) fn parse(line: &[u8]) -> Option<Value> {
     let trimmed = line.trim_ascii();
     let start = trimmed.iter().position(|byte| *byte == b'{')?;
     if start > 0 && !only_escapes(&trimmed[..start]) {
@@ -38,32 +38,32 @@ fn only_escapes(bytes: &[u8]) -> bool {
 }
 
 /// A text field.
-pub(super) fn text<'a>(value: &'a Value, key: &str) -> Option<&'a str> {
+pub(crate) fn text<'a>(value: &'a Value, key: &str) -> Option<&'a str> {
     value.get(key)?.as_str()
 }
 
 /// A text field that is not empty.
-pub(super) fn word<'a>(value: &'a Value, key: &str) -> Option<&'a str> {
+pub(crate) fn word<'a>(value: &'a Value, key: &str) -> Option<&'a str> {
     text(value, key).filter(|word| !word.is_empty())
 }
 
 /// Whether a field is `true`.
-pub(super) fn flag(value: &Value, key: &str) -> bool {
+pub(crate) fn flag(value: &Value, key: &str) -> bool {
     value.get(key).and_then(Value::as_bool) == Some(true)
 }
 
 /// An HTTP status.
-pub(super) fn status(value: &Value, key: &str) -> Option<u16> {
+pub(crate) fn status(value: &Value, key: &str) -> Option<u16> {
     value.get(key)?.as_u64().and_then(|status| u16::try_from(status).ok())
 }
 
 /// The elements of a list; none if it is none.
-pub(super) fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
+pub(crate) fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
     value.get(key).and_then(Value::as_array).map_or(&[], Vec::as_slice)
 }
 
 /// The ids of the user messages a line belongs to, as far as it says so.
-pub(super) fn user_uuids(value: &Value) -> Vec<&str> {
+pub(crate) fn user_uuids(value: &Value) -> Vec<&str> {
     let mut ids: Vec<&str> = list(value, "user_message_uuids").iter().filter_map(Value::as_str).collect();
     if let Some(id) = word(value, "user_message_uuid")
         && !ids.contains(&id)
@@ -74,7 +74,7 @@ pub(super) fn user_uuids(value: &Value) -> Vec<&str> {
 }
 
 /// The text of a tool result, which is a string or a list of blocks.
-pub(super) fn content_text(content: Option<&Value>) -> String {
+pub(crate) fn content_text(content: Option<&Value>) -> String {
     match content {
         Some(Value::String(text)) => text.clone(),
         Some(Value::Array(blocks)) => {
@@ -93,7 +93,7 @@ pub(super) fn content_text(content: Option<&Value>) -> String {
 }
 
 /// A text field, or a default.
-pub(super) fn text_or<'a>(value: &'a Value, key: &str, default: &'a str) -> &'a str {
+pub(crate) fn text_or<'a>(value: &'a Value, key: &str, default: &'a str) -> &'a str {
     word(value, key).unwrap_or(default)
 }
 
