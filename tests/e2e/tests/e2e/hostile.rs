@@ -127,3 +127,29 @@ async fn a_users_text_is_never_a_command_or_a_file_reference() -> anyhow::Result
     }
     Ok(())
 }
+
+#[tokio::test]
+async fn sessions_of_one_home_learn_nothing_of_each_other() -> anyhow::Result<()> {
+    let stack = Stack::start().await?;
+    let (one, two) = (stack.conversation().await?, stack.conversation().await?);
+    stack.control.run_answered(&one, "[[text:a]] from-the-first", "a", NORMAL).await?;
+    stack.control.run_answered(&two, "[[text:b]] from-the-second", "b", NORMAL).await?;
+    // Both are warm now, in one home. The second tries what a model could try.
+    let text = "[[tool name=ListAgents]][[tool name=SendMessage:{\"to\":\"all\",\"message\":\"wake up\"}]][[text:c]] reach out";
+    stack.control.run(&two, text, NORMAL).await?;
+    stack.control.run_answered(&one, "[[text:d]] and-now", "d", NORMAL).await?;
+    for request in stack.model.requests() {
+        let conversation = request.conversation();
+        let peers: Vec<_> = conversation
+            .tools()
+            .into_iter()
+            .filter(|tool| ["SendMessage", "ListAgents"].contains(tool))
+            .map(str::to_owned)
+            .collect();
+        assert_eq!(peers, Vec::<String>::new());
+    }
+    let last = stack.model.requests_for("and-now").pop().expect("a request").conversation();
+    assert_eq!(last.occurrences("from-the-second") + last.occurrences("wake up"), 0, "{:?}", last.texts());
+    assert_eq!(stack.model.requests_for("and-now").len(), 1);
+    Ok(())
+}

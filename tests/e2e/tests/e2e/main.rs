@@ -2,6 +2,7 @@
 
 #![expect(clippy::expect_used, reason = "a test fails by panicking, in what it calls, too")]
 
+mod agents;
 mod cancel;
 mod command_line;
 mod damage;
@@ -9,6 +10,7 @@ mod durability;
 mod failpoints;
 mod grpc;
 mod hostile;
+mod lost;
 mod misbehaviour;
 mod permission;
 mod queue;

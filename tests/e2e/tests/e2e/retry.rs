@@ -21,7 +21,7 @@ async fn s64_a_failed_turn_is_answered_by_its_retry_and_the_message_stands_once(
     let failure = turn_of(&got).failure.clone().context("a failed turn says why")?;
     assert_eq!(failure.reason(), FailureReason::Process, "{failure:?}");
     assert!(failure.retryable && failure.unavailable && !failure.next_action.is_empty(), "{failure:?}");
-    assert_eq!(failure.native_code, "500", "{failure:?}");
+    assert!(failure.native_code.contains("500"), "{failure:?}");
 
     stack.model.clear_rules();
     stack.model.rule(Matcher::Contains("fragile".to_owned()), Script::text("it holds"));

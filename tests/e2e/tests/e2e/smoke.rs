@@ -17,13 +17,16 @@ async fn a_message_is_answered_by_the_real_engine_and_its_session_stays_warm() -
     assert_eq!(ended.answer.map(|message| message.text).as_deref(), Some("one"));
     assert!(turn.usage.is_some(), "usage is known: {turn:?}");
 
-    stack.control.run_answered(&conversation, "[[text:two]] second question", "two", NORMAL).await?;
+    let ended =
+        stack.control.run_answered(&conversation, "[[text:two]] second question", "two", NORMAL).await?;
+    let second = ended.turn.unwrap_or_default().turn_id;
     let turns = stack.control.turns(&conversation).await?;
-    assert_eq!(turns.len(), 2);
+    let ids: Vec<_> = turns.iter().map(|turn| turn.turn_id.as_str()).collect();
+    assert_eq!(ids, [first.as_str(), second.as_str()], "oldest first");
     assert_eq!(turns[1].origin(), Origin::Resumed, "the session is the first one's: {:?}", turns[1]);
     assert_eq!(turns[0].session_id, turns[1].session_id);
 
-    follower.wait_terminal(&turns[1].turn_id, NORMAL).await?;
+    follower.wait_terminal(&second, NORMAL).await?;
     follower.check()?;
     assert_eq!(stack.model.count_for("first question"), 1);
     assert_eq!(stack.model.count_for("second question"), 1);
