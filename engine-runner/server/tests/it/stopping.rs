@@ -1,0 +1,216 @@
+//! Cancels in every case that is defined, timers, and what is left of a turn afterwards.
+
+use pretty_assertions::assert_eq;
+use roundhouse_proto::engine::v1::{
+    FailureReason, Outcome, cancel_response::Result as Cancelled, event_body::Kind,
+    start_or_resume_response::Result as Opened, stream_events_response::Item,
+};
+use roundhouse_test_support::wait_until;
+
+use crate::rig::{BOUND, Rig, Turn, With, names, reason, terminal};
+
+/// Runs one more turn on the session and says how it was opened.
+async fn next_turn(rig: &Rig, number: u64) -> Opened {
+    let mut client = rig.client().await.unwrap();
+    let turn = Turn::new(rig, "cnv_1", "ses_1", &format!("trn_{number}"), number);
+    let opened = turn.open(&mut client).await.unwrap();
+    turn.send(&mut client, "[[text:next]]").await.unwrap();
+    let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    assert_eq!(terminal(&events).unwrap().result, "next", "{:?}", names(&events));
+    turn.acknowledge(&mut client).await.unwrap();
+    opened.result()
+}
+
+#[tokio::test]
+async fn s45_cancel_in_a_text_keeps_it_and_the_process() {
+    let rig = Rig::start().await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    turn.open(&mut client).await.unwrap();
+    turn.send(&mut client, "[[slow chunks=1000 delay=20:word ]]").await.unwrap();
+    let mut follower = turn.follow(&mut client, 0, true).await.unwrap();
+    let mut seen = String::new();
+    while !seen.contains("word word") {
+        if let Some(Item::Partial(partial)) = follower.next().await.unwrap() {
+            seen.push_str(&partial.text);
+        }
+    }
+    assert_eq!(turn.cancel(&mut client).await.unwrap(), Cancelled::Stopping);
+    // Twice: the second finds the first, or its end.
+    let again = turn.cancel(&mut client).await.unwrap();
+    assert!(matches!(again, Cancelled::Stopping | Cancelled::AlreadyEnded));
+    let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    let ended = terminal(&events).unwrap();
+    assert_eq!(ended.outcome(), Outcome::Cancelled);
+    assert_eq!(ended.failure.unwrap().reason(), FailureReason::Cancelled);
+    assert!(ended.session_resumable);
+    let kept = names(&events).into_iter().find(|name| name.starts_with("text word word"));
+    assert!(kept.is_some(), "{:?}", names(&events));
+    assert_eq!(turn.cancel(&mut client).await.unwrap(), Cancelled::AlreadyEnded);
+    turn.acknowledge(&mut client).await.unwrap();
+    assert_eq!(turn.cancel(&mut client).await.unwrap(), Cancelled::AlreadyEnded);
+    assert_eq!(next_turn(&rig, 2).await, Opened::AlreadyOpen);
+}
+
+#[tokio::test]
+async fn s43_cancel_in_a_tool_leaves_no_process_of_the_turn() {
+    let rig = Rig::start().await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    turn.open(&mut client).await.unwrap();
+    let ready = rig.path("ready");
+    let text = format!("[[bash:setsid nohup sleep 1000 >/dev/null 2>&1 & touch {}; sleep 1001]]", ready.display());
+    turn.send(&mut client, &text).await.unwrap();
+    wait_until("the tool runs", BOUND, || ready.exists()).await.unwrap();
+    turn.cancel(&mut client).await.unwrap();
+    let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Cancelled);
+    let left: Vec<_> = rig.processes().into_iter().filter(|(_, command)| command.contains("sleep 100")).collect();
+    assert_eq!(left, [], "{:?}", names(&events));
+    turn.acknowledge(&mut client).await.unwrap();
+    // The engine was ended with what its turn had left behind; nothing of the session is lost.
+    assert_eq!(next_turn(&rig, 2).await, Opened::Resumed);
+}
+
+#[tokio::test]
+async fn a_deaf_engine_is_terminated_and_a_stubborn_one_killed() {
+    let with = With::set("cancel_interrupt_grace", "200ms").and("cancel_term_grace", "300ms");
+    let rig = Rig::with(with).await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    for (number, text) in [(1, "[[ignore:interrupt]] [[stall]]"), (2, "[[ignore:interrupt,term]] [[hang]]")] {
+        let turn = Turn::new(&rig, "cnv_1", &format!("ses_{number}"), &format!("trn_{number}"), number);
+        turn.open(&mut client).await.unwrap();
+        turn.send(&mut client, text).await.unwrap();
+        let mut follower = turn.follow(&mut client, 0, false).await.unwrap();
+        follower.until(|kind| matches!(kind, Kind::Phase(phase) if phase.phase() as i32 == 4)).await.unwrap();
+        turn.cancel(&mut client).await.unwrap();
+        let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+        assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Cancelled, "{text}: {:?}", names(&events));
+        assert_eq!(rig.processes(), []);
+        turn.acknowledge(&mut client).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn s44_cancel_before_the_message_after_the_end_and_of_an_unknown_turn() {
+    let rig = Rig::start().await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    turn.open(&mut client).await.unwrap();
+    assert_eq!(turn.cancel(&mut client).await.unwrap(), Cancelled::Stopping);
+    let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Cancelled);
+    assert_eq!(reason(&turn.send(&mut client, "x").await.unwrap_err()), "WRONG_STATE");
+    turn.acknowledge(&mut client).await.unwrap();
+    // The engine had nothing of that turn, so it stayed.
+    assert_eq!(next_turn(&rig, 2).await, Opened::AlreadyOpen);
+    let unknown = Turn::new(&rig, "cnv_9", "ses_9", "trn_9", 1);
+    assert_eq!(unknown.cancel(&mut client).await.unwrap(), Cancelled::UnknownTurn);
+    assert_eq!(unknown.cancel(&mut client).await.unwrap(), Cancelled::UnknownTurn);
+    let refused = unknown.open(&mut client).await.unwrap_err();
+    assert!(refused.message().contains("cancelled before"), "{refused:?}");
+}
+
+#[tokio::test]
+async fn s44_cancel_while_the_engine_starts() {
+    let rig = Rig::with(With { script: Some("@initialize\n[[pause ms=60000]]\n"), ..With::default() }).await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    let opening = {
+        let (mut client, turn) = (client.clone(), turn.clone());
+        tokio::spawn(async move { turn.open(&mut client).await })
+    };
+    wait_until("the engine runs", BOUND, || !rig.engine_log("\"start\"").is_empty()).await.unwrap();
+    assert_eq!(turn.cancel(&mut client).await.unwrap(), Cancelled::Stopping);
+    assert_eq!(reason(&opening.await.unwrap().unwrap_err()), "WRONG_STATE");
+    wait_until("no process is left", BOUND, || rig.processes().is_empty()).await.unwrap();
+    let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    assert_eq!(names(&events), ["terminal OUTCOME_CANCELLED"]);
+}
+
+#[tokio::test]
+async fn an_engine_that_does_not_open_in_time_is_refused_and_gone() {
+    let with = With { script: Some("@initialize\n[[pause ms=60000]]\n"), ..With::set("engine_start_timeout", "500ms") };
+    let rig = Rig::with(with).await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    let refused = turn.open(&mut client).await.unwrap_err();
+    assert_eq!(reason(&refused), "ENGINE_START_FAILED");
+    assert_eq!(rig.processes(), []);
+}
+
+#[tokio::test]
+async fn s41_silence_is_noticed_and_then_ends_the_turn() {
+    let rig = Rig::with(With::set("silence_warning", "200ms")).await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let mut turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    let idle = prost_types::Duration { seconds: 0, nanos: 600_000_000 };
+    turn.request.options.as_mut().unwrap().idle_timeout = Some(idle);
+    turn.open(&mut client).await.unwrap();
+    turn.send(&mut client, "[[text:so far]] [[stall]]").await.unwrap();
+    let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    let ended = terminal(&events).unwrap();
+    let failure = ended.failure.clone().unwrap();
+    assert_eq!((ended.outcome(), failure.reason()), (Outcome::Failed, FailureReason::IdleTimeout));
+    assert!(failure.retryable && !failure.next_action.is_empty());
+    let order = names(&events);
+    assert!(order.contains(&"notice KIND_SILENCE".to_owned()), "{order:?}");
+    assert!(order.contains(&"text so far".to_owned()), "{order:?}");
+}
+
+#[tokio::test]
+async fn a_deadline_ends_a_turn_that_is_busy() {
+    let rig = Rig::start().await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let mut turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    turn.request.options.as_mut().unwrap().deadline = Some(prost_types::Duration { seconds: 1, nanos: 0 });
+    turn.open(&mut client).await.unwrap();
+    turn.send(&mut client, "[[slow chunks=10000 delay=10:x ]]").await.unwrap();
+    let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    let ended = terminal(&events).unwrap();
+    assert_eq!(ended.failure.unwrap().reason(), FailureReason::Deadline);
+    turn.acknowledge(&mut client).await.unwrap();
+    assert_eq!(next_turn(&rig, 2).await, Opened::AlreadyOpen);
+}
+
+#[tokio::test]
+async fn s34_an_engine_that_dies_fails_its_turn_with_what_is_known() {
+    let rig = Rig::start().await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    for (number, text) in [(1, "[[stderr:last words]] [[exit code=3]]"), (2, "[[die:SEGV]]"), (3, "[[exit code=0]]")] {
+        let turn = Turn::new(&rig, "cnv_1", "ses_1", &format!("trn_{number}"), number);
+        turn.open(&mut client).await.unwrap();
+        turn.send(&mut client, text).await.unwrap();
+        let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+        let ended = terminal(&events).unwrap();
+        let failure = ended.failure.clone().unwrap();
+        assert_eq!((ended.outcome(), failure.reason()), (Outcome::Failed, FailureReason::Process), "{text}");
+        assert!(failure.spool_id.starts_with("spl_") && failure.retryable);
+        match number {
+            1 => assert_eq!((failure.exit_code, failure.stderr_tail.trim()), (Some(3), "last words")),
+            2 => assert_eq!(failure.signal, Some(11)),
+            _ => assert_eq!(failure.exit_code, Some(0)),
+        }
+        turn.acknowledge(&mut client).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn closing_needs_an_idle_session_and_keeps_it_resumable() {
+    use roundhouse_proto::engine::v1::{CloseSessionRequest, ListSessionsRequest};
+    let rig = Rig::start().await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let close = || CloseSessionRequest { session_id: "ses_1".into() };
+    assert_eq!(reason(&client.close_session(close()).await.unwrap_err()), "SESSION_NOT_FOUND");
+    let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    turn.open(&mut client).await.unwrap();
+    assert_eq!(reason(&client.close_session(close()).await.unwrap_err()), "TURN_IN_PROGRESS");
+    turn.send(&mut client, "[[text:one]]").await.unwrap();
+    turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    let list = client.list_sessions(ListSessionsRequest::default()).await.unwrap().into_inner();
+    assert_eq!((list.sessions.len(), list.sessions[0].warm), (1, true));
+    assert!(client.close_session(close()).await.unwrap().into_inner().was_open);
+    assert_eq!(rig.processes(), []);
+    assert!(!client.close_session(close()).await.unwrap().into_inner().was_open);
+    assert_eq!(next_turn(&rig, 2).await, Opened::Resumed);
+}
