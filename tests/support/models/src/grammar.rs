@@ -10,10 +10,10 @@
 //! | marker | what happens |
 //! |---|---|
 //! | `[[text:T]]` | says T. Neighbouring texts are one content block, gates and pauses between them or not |
-//! | `[[thinking:T]]` | a thinking block |
+//! | `[[thinking:T]]` | a thinking block; for Codex a reasoning item with one summary |
 //! | `[[slow chunks=N delay=MS:T]]` | says T N times, MS milliseconds apart (10, 100, `word `) |
 //! | `[[huge bytes=N chunk=M]]` | says N bytes in deltas of M (65,536) |
-//! | `[[break]]` | the next text is a block of its own |
+//! | `[[break]]` | the next text is a block (for Codex a message) of its own |
 //! | `[[pause ms=N]]` | waits |
 //! | `[[gate:NAME]]` | stops until the gate is released; what came before has been sent |
 //! | `[[hold:NAME]]` | the same before the headers |
@@ -24,24 +24,47 @@
 //! | `[[and]]` | the tool call after it joins the one before it in one message (the CLI may run both at once) |
 //! | `[[next]]` | what follows answers the next request |
 //! | `[[usage in=N out=N read=N created=N]]` | token counts of this reply (100, 25, 20, 10) |
-//! | `[[max_tokens:T]]` | says T and ends with `max_tokens` |
-//! | `[[refusal:T]]` | says T and ends with `refusal` |
+//! | `[[max_tokens:T]]` | says T and ends with `max_tokens`; for Codex `response.incomplete` |
+//! | `[[refusal:T]]` | says T and ends with `refusal`; for Codex T is a refusal part (which that CLI drops) |
 //! | `[[error CODE:MESSAGE]]` | HTTP status CODE (400..599); `kind=K`, `retry_after=S`, `should_retry=true\|false` |
-//! | `[[limit reset=EPOCH]]` | a usage limit: 429, `x-should-retry: false`, `retry-after: 3600`, the unified headers |
-//! | `[[too_long]]`, `[[credit]]` | 400 as for a prompt too long, for an empty account |
+//! | `[[limit reset=EPOCH]]` | a usage limit: 429 with `x-should-retry: false`, `retry-after: 3600` and the unified headers; for Codex with `usage_limit_reached`, `resets_at` and the `x-codex-primary-*` headers |
+//! | `[[too_long]]`, `[[credit]]` | 400 as for a prompt too long, for an empty account; for Codex `response.failed` with `context_length_exceeded`, `insufficient_quota` |
 //! | `[[hang]]` | no header ever comes |
 //! | `[[stall]]` | the stream stops here and stays open |
 //! | `[[cut]]` | the connection is cut here |
-//! | `[[sse_error:KIND]]` | the stream says `error` (`overloaded_error`) and ends |
+//! | `[[end]]` | the stream ends here in good order, without the message's end |
+//! | `[[sse_error:KIND]]` | the stream says `error` (`overloaded_error`) and ends; for Codex `response.failed` with the code KIND |
 //! | `[[garbage]]` | bytes here that are no event of the API |
 //!
-//! **Faults** (the last eight rows) happen each time; with `times=N` only the first N times, then the reply goes on as
+//! **Faults** (the last nine rows) happen each time; with `times=N` only the first N times, then the reply goes on as
 //! if they were not there. Counted per turn text, or for all with `scope=NAME` together. The faults inside a stream
 //! spare a request that asks for no stream (the CLI's fallback after a broken one), unless the flag `plain` is there.
 //!
 //! **Replies.** Each request of a turn gets the next reply. A tool call ends a reply at the next marker that is no
 //! `[[and]]`: `[[bash:a]][[bash:b]][[text:c]]` is three replies. `max_tokens` and `refusal` end one at once. A script
 //! whose last reply calls a tool gets one more that says `done`.
+//!
+//! # For Codex
+//!
+//! A request to the Responses API gets the same script in that API's words. Tools become what Codex 0.171.0 offers:
+//!
+//! | marker | call |
+//! |---|---|
+//! | `[[bash:C]]`, `[[tool name=Bash:{"command":C,...}]]` | `exec_command {"cmd":C}`; `timeout=MS` is `yield_time_ms`, `background` is `yield_time_ms` 250, other members go along (`sandbox_permissions`, `justification`) |
+//! | `[[write path=F:T]]` | `exec_command` with `printf %s 'T' > 'F'` |
+//! | `[[read:F]]` | `exec_command` with `cat 'F'` |
+//! | `[[bash:apply_patch <<'X'...]]` | a patch: the CLI takes it out of the command |
+//! | `[[tool name=mcp__S__T:J]]` | the function T in the namespace `mcp__S` with the arguments J |
+//! | `[[tool name=N:"text"]]` | the custom tool N with this free text |
+//! | `[[tool name=N:J]]` | the function N with the arguments J |
+//!
+//! `kind=K` of `[[error]]` is the code (and type) of the error: `insufficient_quota`, `usage_not_included`,
+//! `server_is_overloaded`. Without it 401, 403, 404 and 429 have the code that belongs to them; `[[error 529]]` becomes a 503 with
+//! `server_is_overloaded`. The words of the Messages API (`rate_limit_error`, …) are translated. Codes
+//! for `[[sse_error:K]]`: `context_length_exceeded`, `insufficient_quota`, `rate_limit_exceeded`, `server_error`,
+//! `server_is_overloaded`. Input tokens are `in`, `read` and `created` together, as that API counts.
+//!
+//! # For Claude Code
 //!
 //! The CLI refuses `sleep N` as a command of its own: let a script wait with `[[gate:...]]`, or in a tool with
 //! `[[bash:python3 -c 'import time; time.sleep(9)']]`.
@@ -360,38 +383,29 @@ fn fault(marker: &Marker<'_>) -> Result<Option<Part>, String> {
         "error" => return http_error(marker).map(Some),
         "limit" => {
             marker.allow(&["reset", "times", "scope"])?;
-            let reset: u64 = marker.number("reset")?.unwrap_or(4_102_444_800);
-            status(
-                429,
-                "rate_limit_error",
-                marker.or("This request would exceed your account's rate limit."),
-                &[
-                    ("x-should-retry", "false".to_owned()),
-                    ("retry-after", "3600".to_owned()),
-                    ("anthropic-ratelimit-unified-status", "rejected".to_owned()),
-                    ("anthropic-ratelimit-unified-reset", reset.to_string()),
-                    ("anthropic-ratelimit-unified-representative-claim", "five_hour".to_owned()),
-                ],
-            )
+            Fault::Limit {
+                reset: marker.number("reset")?.unwrap_or(4_102_444_800),
+                message: marker.payload.clone(),
+            }
         }
         "too_long" => {
             marker.allow(&["times", "scope"])?;
-            status(400, kind_of(400), marker.or("prompt is too long: 250000 tokens > 200000 maximum"), &[])
+            Fault::TooLong { message: marker.payload.clone() }
         }
         "credit" => {
             marker.allow(&["times", "scope"])?;
-            let message = "Your credit balance is too low to access the Anthropic API.";
-            status(400, kind_of(400), marker.or(message), &[])
+            Fault::Credit { message: marker.payload.clone() }
         }
         "hang" => {
             marker.allow(&["times", "scope"])?;
             Fault::Hang
         }
-        "stall" | "cut" | "garbage" => {
+        "stall" | "cut" | "end" | "garbage" => {
             marker.allow(&["times", "scope", "plain"])?;
             match marker.verb {
                 "stall" => Fault::Stall,
                 "cut" => Fault::Cut,
+                "end" => Fault::End,
                 _ => Fault::Garbage,
             }
         }

@@ -1,7 +1,8 @@
 //! Scripted model servers on loopback: the model is a script, the engine CLI that asks it is real.
 //!
-//! [`ModelServer::start`] binds 127.0.0.1 and speaks the Anthropic Messages API (streaming and plain). What it answers
-//! is chosen, for each request, by the first of these that has an opinion:
+//! [`ModelServer::start`] binds 127.0.0.1 and speaks, on one port, the Anthropic Messages API (`/v1/messages`) and the
+//! OpenAI Responses API (`/v1/responses`), streaming and plain. What it answers is chosen, for each request, by the first
+//! of these that has an opinion:
 //!
 //! 1. a rule that the test set ([`Models::rule`], [`Models::next`], or `POST /__rules`);
 //! 2. markers such as `[[text:hello]]` in the text of the user message that the turn is about ([`grammar`]);
@@ -15,9 +16,12 @@
 //!
 //! Only the last text block of the user message that started the turn. Not looked at: earlier messages (so seeded
 //! history never fires its markers again), earlier blocks of the same message (a context block before the user's
-//! own), `<system-reminder>` blocks, `system` messages, tool results, what a steering message adds, and sentences that
-//! the CLI itself writes as the user ("[Request interrupted by user]", "Output token limit hit…").
-//! How far a script has got is counted from the conversation itself: the number of assistant messages after
+//! own), `<system-reminder>` blocks, `system` and `developer` messages, tool results, what a steering message adds, and
+//! what the CLI itself writes as the user ("[Request interrupted by user]", `<environment_context>`,
+//! `<turn_aborted>`…). Codex sends a steering message as one like any other; that it came later is read from the ids of
+//! turn and messages ([UUIDs in the order of time](Conversation::turn_text)).
+//!
+//! How far a script has got is counted from the conversation itself: the number of the model's answers after
 //! that user message. A retried request therefore gets the same reply again, and a restart of the server forgets nothing.
 //! After its last reply a script repeats that one.
 //!
@@ -26,7 +30,7 @@
 //! | request | answer |
 //! |---|---|
 //! | `GET /__requests?after=N&text=T` | `{"requests":[...],"total":M}`: records with a number above N (0) whose turn text contains T |
-//! | `GET /__count?text=T` | `{"count":n}`: main requests to `/v1/messages` whose turn text contains T |
+//! | `GET /__count?text=T` | `{"count":n}`: main requests whose turn text contains T |
 //! | `GET /__gates/<name>?at_least=1&timeout_ms=30000` | waits until the gate was reached so often: 200 `{"name","reached","open"}`, or 408 with the same body |
 //! | `POST /__gates/<name>/release` | opens the gate for good |
 //! | `POST /__gates/<name>/close` | closes it again; `reached` is kept |
@@ -34,15 +38,18 @@
 //! | `POST /__reset` | forgets log, rules, counters and gates |
 
 mod anthropic;
+mod conversation;
 mod error;
 mod gates;
 pub mod grammar;
 mod log;
 mod models;
+mod responses;
 mod script;
 mod server;
+mod walk;
 
-pub use anthropic::request::{Conversation, RequestKind};
+pub use conversation::{Api, Conversation, RequestKind};
 pub use error::Error;
 pub use gates::GateState;
 pub use log::{Ending, Record};

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use crate::{Conversation, RequestKind};
+use crate::{Api, Conversation, RequestKind};
 
 /// The bytes of a turn's text that a record keeps, its body aside.
 pub(crate) const MAX_TURN_TEXT: usize = 4096;
@@ -52,6 +52,7 @@ pub struct Record {
     pub(crate) headers: Vec<(String, String)>,
     pub(crate) keys: Keys,
     pub(crate) kind: RequestKind,
+    pub(crate) api: Api,
     pub(crate) turn_text: String,
     pub(crate) step: usize,
     pub(crate) body: Bytes,
@@ -118,6 +119,12 @@ impl Record {
         self.kind
     }
 
+    /// The API that it was made to; [`Api::Messages`] for what belongs to none.
+    #[must_use]
+    pub const fn api(&self) -> Api {
+        self.api
+    }
+
     /// See [`Conversation::turn_text`]; its first 4,096 bytes.
     #[must_use]
     pub fn turn_text(&self) -> &str {
@@ -173,6 +180,7 @@ impl Record {
             "headers": headers,
             "has_key": self.has_key(),
             "kind": self.kind.as_str(),
+            "api": self.api.as_str(),
             "turn_text": self.turn_text,
             "step": self.step,
             "ending": self.ending().as_str(),
@@ -272,6 +280,7 @@ impl Record {
             headers: self.headers.clone(),
             keys: self.keys.clone(),
             kind: self.kind,
+            api: self.api,
             turn_text: self.turn_text.clone(),
             step: self.step,
             body: Bytes::new(),
@@ -294,6 +303,7 @@ mod tests {
             headers: vec![("x-api-key".to_owned(), "hidden".to_owned())],
             keys: Keys(vec!["secret-value".to_owned()]),
             kind: RequestKind::Main,
+            api: Api::Messages,
             turn_text: body.to_owned(),
             step: 0,
             body: Bytes::copy_from_slice(body.as_bytes()),

@@ -166,8 +166,9 @@ pub struct FaultRule {
     pub plain: bool,
 }
 
-/// What goes wrong.
+/// What goes wrong. Each API tells it in its own words.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub enum Fault {
     /// An HTTP error instead of a message.
     Status {
@@ -180,19 +181,45 @@ pub enum Fault {
         /// Further headers, such as `retry-after`.
         headers: Vec<(String, String)>,
     },
+    /// A usage limit: 429, and a time at which it ends.
+    Limit {
+        /// The time, in seconds since 1970.
+        reset: u64,
+        /// The sentence; absent: the API's own.
+        message: Option<String>,
+    },
+    /// The conversation is longer than the model's context.
+    TooLong {
+        /// The sentence; absent: the API's own.
+        message: Option<String>,
+    },
+    /// The account is empty.
+    Credit {
+        /// The sentence; absent: the API's own.
+        message: Option<String>,
+    },
     /// No header ever comes.
     Hang,
     /// The stream stops here and stays open.
     Stall,
     /// The connection is cut here.
     Cut,
-    /// The stream says `error` here, and ends.
+    /// The stream ends here in good order, without the message's end.
+    End,
+    /// The stream says here that it failed (`error`, `response.failed`), and ends.
     SseError {
         /// The API's name for it.
         kind: String,
     },
     /// Bytes here that are no server-sent event of this API; then the stream goes on.
     Garbage,
+}
+
+impl Fault {
+    /// Whether it happens in a stream that has begun, and not before the headers.
+    pub(crate) const fn in_stream(&self) -> bool {
+        matches!(self, Self::Stall | Self::Cut | Self::End | Self::SseError { .. } | Self::Garbage)
+    }
 }
 
 /// How a message ends.

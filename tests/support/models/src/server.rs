@@ -23,9 +23,9 @@ use tokio::{
 };
 
 use crate::{
-    Conversation, Error, GateState, Matcher, Models, Options, RequestKind, Script,
-    anthropic::answer,
+    Api, Conversation, Error, GateState, Matcher, Models, Options, RequestKind, Script,
     log::{Keys, MAX_TURN_TEXT, Record},
+    walk,
 };
 
 /// The largest request body read.
@@ -74,7 +74,7 @@ impl ModelServer {
         self.address
     }
 
-    /// The URL to give an engine as `ANTHROPIC_BASE_URL`, without a slash at its end.
+    /// The URL to give an engine as `ANTHROPIC_BASE_URL`, without a slash at its end. Codex's `base_url` is this with `/v1`.
     #[must_use]
     pub fn base_url(&self) -> String {
         format!("http://{}", self.address)
@@ -139,22 +139,18 @@ fn routes(models: Models) -> Router {
 /// Everything an engine asks for: logged, then answered.
 async fn api(State(models): State<Models>, request: Request) -> Response {
     let (head, body) = request.into_parts();
-    let Ok(body) = axum::body::to_bytes(body, MAX_BODY).await else {
-        return answer::failure(
-            413,
-            "request_too_large",
-            "the request is larger than this server reads",
-            &[],
-        );
-    };
     let path = head.uri.path().to_owned();
+    let Ok(body) = axum::body::to_bytes(body, MAX_BODY).await else {
+        return api_of(&path).refuse(413, "the request is larger than this server reads");
+    };
     let conversation = match serde_json::from_slice::<Value>(&body) {
         Ok(json) => Conversation::new(json),
         Err(_) => Conversation::default(),
     };
-    let kind = match (&head.method, path.as_str()) {
-        (&Method::POST, "/v1/messages") => conversation.kind(),
-        (&Method::POST, "/v1/messages/count_tokens") => RequestKind::CountTokens,
+    let turn = matches!(path.as_str(), "/v1/messages" | "/v1/responses") && head.method == Method::POST;
+    let kind = match path.as_str() {
+        _ if turn && conversation.api() == api_of(&path) => conversation.kind(),
+        "/v1/messages/count_tokens" => RequestKind::CountTokens,
         _ => RequestKind::Other,
     };
     let full_path = head.uri.path_and_query().map_or_else(|| path.clone(), ToString::to_string);
@@ -162,19 +158,25 @@ async fn api(State(models): State<Models>, request: Request) -> Response {
     let record = models.record(record);
     let mark = models.end_mark(&record);
     if kind == RequestKind::Main {
-        return answer::main(models, conversation, mark).await;
+        return walk::main(models, conversation, mark).await;
     }
     mark.sent();
     match (&head.method, path.as_str()) {
         (_, "/v1/messages/count_tokens") => {
             Json(json!({"input_tokens": (record.body().len() / 4).max(1)})).into_response()
         }
-        (&Method::POST, "/v1/messages") => answer::side(&conversation),
-        (&Method::GET, "/v1/models") => Json(list_of_models()).into_response(),
+        _ if kind == RequestKind::Side => walk::side(&conversation, conversation.side_text()),
+        _ if turn => api_of(&path).refuse(400, "the body is no request of this API"),
+        (&Method::GET, "/v1/models") => Json(list_of_models(&head.headers)).into_response(),
         // The CLI warms up its connection with `HEAD /api/hello` unless it is told to send nothing nonessential.
         (&Method::HEAD, _) | (&Method::GET, "/") => StatusCode::OK.into_response(),
-        _ => answer::failure(404, "not_found_error", "the scripted model has no such path", &[]),
+        _ => api_of(&path).refuse(404, "the scripted model has no such path"),
     }
+}
+
+/// The API that a path belongs to.
+fn api_of(path: &str) -> Api {
+    if path.starts_with("/v1/responses") { Api::Responses } else { Api::Messages }
 }
 
 fn record(
@@ -206,6 +208,7 @@ fn record(
         headers,
         keys: Keys(keys),
         kind,
+        api: conversation.api(),
         turn_text: cut(conversation.turn_text()),
         step: conversation.step(),
         body,
@@ -219,12 +222,16 @@ fn cut(text: &str) -> String {
     text[..text.floor_char_boundary(MAX_TURN_TEXT)].to_owned()
 }
 
-fn list_of_models() -> Value {
+/// The models there are, in the shape of the API whose way of giving the key was used.
+fn list_of_models(headers: &HeaderMap) -> Value {
+    if headers.contains_key("authorization") && !headers.contains_key("anthropic-version") {
+        let model = |name: &str| json!({"id": name, "object": "model", "created": 1_767_225_600, "owned_by": "roundhouse"});
+        let data = ["gpt-5.5", "gpt-5.5-mini"].map(model);
+        return json!({"object": "list", "data": data});
+    }
     let names = ["claude-opus-5-5", "claude-sonnet-4-6", "claude-haiku-4-5"];
-    let data: Vec<Value> = names
-        .iter()
-        .map(|name| json!({"type": "model", "id": name, "display_name": name, "created_at": "2026-01-01T00:00:00Z"}))
-        .collect();
+    let model = |name: &str| json!({"type": "model", "id": name, "display_name": name, "created_at": "2026-01-01T00:00:00Z"});
+    let data = names.map(model);
     json!({"data": data, "has_more": false, "first_id": names[0], "last_id": names[2]})
 }
 

@@ -3,7 +3,10 @@
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use crate::script::{Stop, Usage};
+use crate::{
+    script::{Stop, Usage},
+    walk::{DocumentWriter, EventWriter, id},
+};
 
 /// Bytes of tool input in one delta.
 const INPUT_CHUNK: usize = 64 * 1024;
@@ -12,17 +15,6 @@ const INPUT_CHUNK: usize = 64 * 1024;
 pub(crate) fn event(body: &Value) -> Bytes {
     let kind = body["type"].as_str().unwrap_or("error");
     Bytes::from(format!("event: {kind}\ndata: {body}\n\n"))
-}
-
-/// The body of an error, in a stream or not.
-pub(crate) fn error(kind: &str, message: &str) -> Value {
-    json!({"type": "error", "error": {"type": kind, "message": message}})
-}
-
-/// An id such as the API makes.
-pub(crate) fn id(prefix: &str) -> String {
-    let random = uuid::Uuid::new_v4().simple().to_string();
-    format!("{prefix}_{}", &random[..24])
 }
 
 fn usage(usage: Usage, output: u64) -> Value {
@@ -36,23 +28,16 @@ fn usage(usage: Usage, output: u64) -> Value {
 
 /// A message in the making: it turns what the model says into events and keeps no text.
 #[derive(Debug)]
-pub(crate) struct EventWriter {
+pub(crate) struct Events {
     model: String,
     usage: Usage,
     index: usize,
     text_open: bool,
 }
 
-impl EventWriter {
+impl Events {
     pub(crate) const fn new(model: String, usage: Usage) -> Self {
         Self { model, usage, index: 0, text_open: false }
-    }
-
-    pub(crate) fn start(&self) -> Bytes {
-        event(&json!({"type": "message_start", "message": {
-            "id": id("msg"), "type": "message", "role": "assistant", "model": self.model, "content": [],
-            "stop_reason": null, "stop_sequence": null, "usage": usage(self.usage, 1),
-        }}))
     }
 
     fn delta(&self, delta: &Value) -> Bytes {
@@ -68,13 +53,21 @@ impl EventWriter {
         self.index += 1;
         stop
     }
+}
 
-    /// Ends the open text block, if there is one.
-    pub(crate) fn end_text(&mut self) -> Vec<Bytes> {
+impl EventWriter for Events {
+    fn start(&mut self) -> Vec<Bytes> {
+        vec![event(&json!({"type": "message_start", "message": {
+            "id": id("msg"), "type": "message", "role": "assistant", "model": self.model, "content": [],
+            "stop_reason": null, "stop_sequence": null, "usage": usage(self.usage, 1),
+        }}))]
+    }
+
+    fn end_text(&mut self) -> Vec<Bytes> {
         if std::mem::take(&mut self.text_open) { vec![self.block_stop()] } else { Vec::new() }
     }
 
-    pub(crate) fn text(&mut self, text: &str) -> Vec<Bytes> {
+    fn text(&mut self, text: &str) -> Vec<Bytes> {
         let mut out = Vec::with_capacity(2);
         if !std::mem::replace(&mut self.text_open, true) {
             out.push(self.block_start(&json!({"type": "text", "text": ""})));
@@ -83,7 +76,7 @@ impl EventWriter {
         out
     }
 
-    pub(crate) fn thinking(&mut self, text: &str) -> Vec<Bytes> {
+    fn thinking(&mut self, text: &str) -> Vec<Bytes> {
         let mut out = self.end_text();
         out.push(self.block_start(&json!({"type": "thinking", "thinking": "", "signature": ""})));
         out.push(self.delta(&json!({"type": "thinking_delta", "thinking": text})));
@@ -92,7 +85,7 @@ impl EventWriter {
         out
     }
 
-    pub(crate) fn tool(&mut self, name: &str, input: &Value) -> Vec<Bytes> {
+    fn tool(&mut self, name: &str, input: &Value) -> Vec<Bytes> {
         let mut out = self.end_text();
         out.push(
             self.block_start(&json!({"type": "tool_use", "id": id("toolu"), "name": name, "input": {}})),
@@ -108,7 +101,7 @@ impl EventWriter {
         out
     }
 
-    pub(crate) fn finish(&mut self, stop: Stop) -> Vec<Bytes> {
+    fn finish(&mut self, stop: Stop) -> Vec<Bytes> {
         let mut out = self.end_text();
         out.push(event(&json!({
             "type": "message_delta",
@@ -122,39 +115,41 @@ impl EventWriter {
 
 /// A message in the making for a client that wants one document.
 #[derive(Debug)]
-pub(crate) struct DocumentWriter {
+pub(crate) struct Document {
     model: String,
     usage: Usage,
     content: Vec<Value>,
     text: Option<String>,
 }
 
-impl DocumentWriter {
+impl Document {
     pub(crate) const fn new(model: String, usage: Usage) -> Self {
         Self { model, usage, content: Vec::new(), text: None }
     }
+}
 
-    pub(crate) fn end_text(&mut self) {
+impl DocumentWriter for Document {
+    fn end_text(&mut self) {
         if let Some(text) = self.text.take() {
             self.content.push(json!({"type": "text", "text": text}));
         }
     }
 
-    pub(crate) fn text(&mut self, text: &str) {
+    fn text(&mut self, text: &str) {
         self.text.get_or_insert_default().push_str(text);
     }
 
-    pub(crate) fn thinking(&mut self, text: &str) {
+    fn thinking(&mut self, text: &str) {
         self.end_text();
         self.content.push(json!({"type": "thinking", "thinking": text, "signature": "c2NyaXB0ZWQ="}));
     }
 
-    pub(crate) fn tool(&mut self, name: &str, input: &Value) {
+    fn tool(&mut self, name: &str, input: &Value) {
         self.end_text();
         self.content.push(json!({"type": "tool_use", "id": id("toolu"), "name": name, "input": input}));
     }
 
-    pub(crate) fn finish(mut self, stop: Stop) -> Value {
+    fn finish(mut self: Box<Self>, stop: Stop) -> Value {
         self.end_text();
         json!({
             "id": id("msg"), "type": "message", "role": "assistant", "model": self.model, "content": self.content,

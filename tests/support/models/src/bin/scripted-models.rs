@@ -9,7 +9,7 @@ use std::{
 use clap::Parser;
 use roundhouse_models::{ModelServer, Options, Script};
 
-/// A scripted Anthropic Messages server: the user's text says what the model does.
+/// A scripted server of the Anthropic Messages and OpenAI Responses APIs: the user's text says what the model does.
 #[derive(Debug, Parser)]
 #[command(version, name = "scripted-models")]
 struct Args {

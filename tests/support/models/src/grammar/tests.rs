@@ -103,20 +103,19 @@ fn faults_carry_how_often_and_for_whom() {
 }
 
 #[test]
-fn a_usage_limit_is_a_429_that_must_not_be_retried() {
-    let script = script("[[limit reset=1234]]");
-    let Part::Fault(FaultRule { fault: Fault::Status { status, headers, .. }, .. }) =
-        &script.replies()[0].parts[0]
-    else {
-        panic!("a status expected: {script:?}");
-    };
-    assert_eq!(*status, 429);
-    for expected in [("x-should-retry", "false"), ("anthropic-ratelimit-unified-reset", "1234")] {
-        assert!(
-            headers.iter().any(|(name, value)| (name.as_str(), value.as_str()) == expected),
-            "{headers:?}"
-        );
-    }
+fn limits_and_ends_are_faults_that_each_api_words_itself() {
+    let faults: Vec<Fault> = script("[[limit reset=1234]][[too_long:full]][[credit]][[end]]").replies()[0]
+        .parts
+        .iter()
+        .filter_map(|part| if let Part::Fault(rule) = part { Some(rule.fault.clone()) } else { None })
+        .collect();
+    let expected = [
+        Fault::Limit { reset: 1234, message: None },
+        Fault::TooLong { message: Some("full".to_owned()) },
+        Fault::Credit { message: None },
+        Fault::End,
+    ];
+    assert_eq!(faults, expected);
 }
 
 #[test]
