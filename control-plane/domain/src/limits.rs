@@ -1,6 +1,6 @@
 //! Limits that are rules, not settings: what the store refuses whoever asks.
 
-/// Most messages that wait in one conversation.
+/// Most messages that wait in one conversation, unless configured otherwise.
 pub const MAX_WAITING: usize = 100;
 
 /// Largest user message, in bytes.

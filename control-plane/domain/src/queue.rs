@@ -3,7 +3,6 @@
 use serde::{Deserialize, Serialize};
 
 use crate::id::{Epoch, TurnId};
-use crate::limits::MAX_WAITING;
 use crate::message::Position;
 use crate::turn::TurnState;
 
@@ -53,12 +52,13 @@ pub enum Admission {
     Full,
 }
 
-/// Whether a new turn starts, waits or is refused. `active`: a turn owns the lock; `waiting`: how many wait.
+/// Whether a new turn starts, waits or is refused. `active`: a turn owns the lock; `waiting`: how many wait;
+/// `limit`: how many may, [`crate::limits::MAX_WAITING`] unless configured.
 #[must_use]
-pub const fn admit(active: bool, waiting: usize) -> Admission {
+pub const fn admit(active: bool, waiting: usize, limit: usize) -> Admission {
     if !active && waiting == 0 {
         Admission::Promote
-    } else if waiting >= MAX_WAITING {
+    } else if waiting >= limit {
         Admission::Full
     } else {
         Admission::Wait

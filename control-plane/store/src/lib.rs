@@ -20,6 +20,6 @@ mod view;
 pub use command::*;
 pub use error::{Error, Result, Unavailable};
 pub use hint::{Hint, Hints};
-pub use sqlite::SqliteStore;
+pub use sqlite::{Settings, SqliteStore};
 pub use store::Store;
 pub use view::*;

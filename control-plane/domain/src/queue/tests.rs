@@ -15,11 +15,12 @@ fn waiting(n: u64, state: TurnState) -> Waiting {
 
 #[test]
 fn a_free_conversation_promotes_and_a_busy_one_lets_wait_up_to_the_limit() {
-    assert_eq!(admit(false, 0), Admission::Promote);
-    assert_eq!(admit(true, 0), Admission::Wait);
-    assert_eq!(admit(true, MAX_WAITING - 1), Admission::Wait);
-    assert_eq!(admit(true, MAX_WAITING), Admission::Full);
-    assert_eq!(admit(false, 1), Admission::Wait, "nobody jumps the queue");
+    assert_eq!(admit(false, 0, 3), Admission::Promote);
+    assert_eq!(admit(true, 0, 3), Admission::Wait);
+    assert_eq!(admit(true, 2, 3), Admission::Wait);
+    assert_eq!(admit(true, 3, 3), Admission::Full);
+    assert_eq!(admit(false, 1, 3), Admission::Wait, "nobody jumps the queue");
+    assert_eq!(admit(false, 0, 0), Admission::Promote, "without a queue one at a time still goes");
 }
 
 #[test]

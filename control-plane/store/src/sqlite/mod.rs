@@ -26,6 +26,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use roundhouse_domain::limits::MAX_WAITING;
 use rusqlite::{Connection, OpenFlags};
 use tokio::sync::broadcast;
 
@@ -43,6 +44,19 @@ const BUSY: Duration = Duration::from_secs(10);
 /// Statements that are kept prepared on the writer.
 const STATEMENTS: usize = 128;
 
+/// What can be set about the store.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Most messages that wait in one conversation.
+    pub max_waiting: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { max_waiting: MAX_WAITING }
+    }
+}
+
 /// The store on SQLite. Cheap to clone; all clones are one store.
 #[derive(Clone)]
 pub struct SqliteStore {
@@ -52,6 +66,7 @@ pub struct SqliteStore {
 struct Inner {
     path: PathBuf,
     kept_copy: Option<PathBuf>,
+    max_waiting: usize,
     hints: broadcast::Sender<Hint>,
     pool: Pool,
     writer: Writer,
@@ -75,6 +90,14 @@ impl SqliteStore {
     /// [`Error::InUse`] when another process has it, [`Error::NewerSchema`], [`Error::Open`], and
     /// [`Error::Unavailable`] when it cannot be written.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
+        Self::open_with(path, Settings::default())
+    }
+
+    /// As [`SqliteStore::open`], with other settings than the usual ones.
+    ///
+    /// # Errors
+    /// As [`SqliteStore::open`].
+    pub fn open_with(path: impl Into<PathBuf>, settings: Settings) -> Result<Self> {
         #[cfg(feature = "failpoints")]
         writer::arm();
         let path = path.into();
@@ -87,8 +110,9 @@ impl SqliteStore {
         let checkpointer = Arc::new(Checkpointer::start(connect(&path)?).map_err(failed)?);
         let (hints, _) = broadcast::channel(HINTS);
         let writer = Writer::start(writer, hints.clone(), Arc::clone(&checkpointer)).map_err(failed)?;
+        let Settings { max_waiting } = settings;
         let lock = std::sync::Mutex::new(Some(lock));
-        let inner = Inner { path, kept_copy, hints, pool, writer, checkpointer, lock };
+        let inner = Inner { path, kept_copy, max_waiting, hints, pool, writer, checkpointer, lock };
         Ok(Self { inner: Arc::new(inner) })
     }
 

@@ -4,7 +4,7 @@ use roundhouse_domain::conflict::Conflict;
 use roundhouse_domain::conversation::Conversation;
 use roundhouse_domain::event::Fact;
 use roundhouse_domain::id::{MessageId, TurnId};
-use roundhouse_domain::limits::{MAX_NAME, MAX_USER_MESSAGE, MAX_WAITING};
+use roundhouse_domain::limits::{MAX_NAME, MAX_USER_MESSAGE};
 use roundhouse_domain::message::{Position, Role};
 use roundhouse_domain::queue::{Admission, Counters, admit, promote};
 use roundhouse_domain::time::Timestamp;
@@ -30,7 +30,11 @@ struct AcceptedIds {
     turn_id: TurnId,
 }
 
-pub(super) fn accept_message(scope: &mut Scope<'_>, command: &AcceptMessage) -> Result<Accepted> {
+pub(super) fn accept_message(
+    scope: &mut Scope<'_>,
+    command: &AcceptMessage,
+    max_waiting: usize,
+) -> Result<Accepted> {
     let c = scope.connection;
     if let Some(before) = accepted_before(c, &command.request)? {
         return Ok(before);
@@ -40,7 +44,7 @@ pub(super) fn accept_message(scope: &mut Scope<'_>, command: &AcceptMessage) -> 
     if let Some(workspace) = &command.workspace_id {
         find_workspace(c, workspace)?;
     }
-    admission(c, conversation.key)?;
+    admission(c, conversation.key, max_waiting)?;
     let mut log = Log::of_conversation(&conversation, command.time);
     if conversation.record.archived {
         execute(c, "UPDATE conversation SET archived = 0 WHERE key = ?1", [conversation.key])?;
@@ -130,13 +134,13 @@ fn insert_message(
 }
 
 /// Whether one more turn may come. The unique index on active turns is what really holds the lock.
-fn admission(c: &Connection, conversation_key: i64) -> Result<()> {
+fn admission(c: &Connection, conversation_key: i64, limit: usize) -> Result<()> {
     let sql = "SELECT count(*) AS waiting FROM turn WHERE conversation_key = ?1 AND state = 'QUEUED'";
     let waiting = first(c, sql, [conversation_key], |row| row.count("waiting"))?.unwrap_or(0);
     let waiting = usize::try_from(waiting).unwrap_or(usize::MAX);
-    match admit(has_active(c, conversation_key)?, waiting) {
+    match admit(has_active(c, conversation_key)?, waiting, limit) {
         Admission::Promote | Admission::Wait => Ok(()),
-        Admission::Full => Err(Conflict::QueueFull { limit: MAX_WAITING }.into()),
+        Admission::Full => Err(Conflict::QueueFull { limit }.into()),
     }
 }
 
@@ -222,7 +226,7 @@ pub(super) fn promote_next(
     Ok(Some(promotion.turn_id))
 }
 
-pub(super) fn retry_turn(scope: &mut Scope<'_>, command: &RetryTurn) -> Result<Turn> {
+pub(super) fn retry_turn(scope: &mut Scope<'_>, command: &RetryTurn, max_waiting: usize) -> Result<Turn> {
     let c = scope.connection;
     if let Some(turn_id) = answered::<TurnId>(c, command.request.as_ref())? {
         return Ok(find_turn(c, &turn_id)?.turn);
@@ -241,7 +245,7 @@ pub(super) fn retry_turn(scope: &mut Scope<'_>, command: &RetryTurn) -> Result<T
     let is_last = old.turn.promotion.is_some() && later.is_none();
     check_retry(RetryFacts { state: old.turn.state, position: message.position, is_last })
         .map_err(Conflict::from)?;
-    admission(c, conversation.key)?;
+    admission(c, conversation.key, max_waiting)?;
     let mut log = Log::of_conversation(&conversation, command.time);
     let sql = "INSERT INTO turn (id, conversation_key, message_key, state, agent_name, agent, workspace_id, \
                retry_of, usage, surface, create_time) \

@@ -68,9 +68,10 @@ impl Store for SqliteStore {
     }
 
     async fn accept_message(&self, command: AcceptMessage) -> Result<Accepted> {
+        let max_waiting = self.inner.max_waiting;
         let cost = Cost { rows: 4, bytes: command.body.len() };
         self.write_events("accept_message", Lane::Interactive, cost, move |s| {
-            queue::accept_message(s, &command)
+            queue::accept_message(s, &command, max_waiting)
         })
         .await
     }
@@ -131,7 +132,8 @@ impl Store for SqliteStore {
     }
 
     async fn retry_turn(&self, command: RetryTurn) -> Result<Turn> {
-        self.write("retry_turn", move |s| queue::retry_turn(s, &command)).await
+        let max_waiting = self.inner.max_waiting;
+        self.write("retry_turn", move |s| queue::retry_turn(s, &command, max_waiting)).await
     }
 
     async fn request_cancel(&self, command: RequestCancel) -> Result<CancelOutcome> {

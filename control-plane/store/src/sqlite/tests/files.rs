@@ -145,3 +145,16 @@ async fn closing_leaves_everything_in_the_database_file() {
     std::fs::copy(folder.path(), elsewhere.path()).unwrap();
     assert_eq!(bodies(&elsewhere.store()).await, ["kept"]);
 }
+
+#[tokio::test]
+async fn the_length_of_a_queue_can_be_set() {
+    use roundhouse_domain::conflict::Conflict;
+    let folder = Folder::new();
+    let store = SqliteStore::open_with(folder.path(), Settings { max_waiting: 1 }).unwrap();
+    create(&store).await.unwrap();
+    for n in 1..=2 {
+        store.accept_message(message(n, "fits")).await.unwrap();
+    }
+    let full = store.accept_message(message(3, "too much")).await;
+    assert!(matches!(full, Err(Error::Conflict(Conflict::QueueFull { limit: 1 }))), "{full:?}");
+}
