@@ -94,8 +94,8 @@ pub(crate) enum Command {
     /// a file, one cancelled in the middle of a tool, one that goes on after kill -9 of the runner. Ends with a table,
     /// and leaves no process.
     #[command(
-        after_long_help = "JSON: one value a line while it runs, {\"turns\": [{turn, agent, engine, origin, \
-        outcome, seconds, input_tokens, output_tokens}]} at the end"
+        after_long_help = "JSON: one value a line while it runs, {\"turns\": [{turn, turn_id, agent, engine, origin, \
+        outcome, expected, duration_ms, input_tokens, output_tokens}]} at the end"
     )]
     Demo(DemoArgs),
     /// Send a message, and with --wait follow its turn to the end

@@ -58,42 +58,38 @@ fn say(output: Output, text: &str) {
 }
 
 fn show(played: &[Played], output: Output) {
-    output.result(
-        || {
-            let turns: Vec<_> = played
-                .iter()
-                .map(|turn| {
-                    json!({
-                        "turn": turn.what, "turn_id": turn.turn_id, "agent": turn.agent, "engine": turn.engine,
-                        "origin": turn.origin.to_uppercase(), "outcome": turn.outcome, "expected": turn.expected,
-                        "seconds": turn.milliseconds.map(|ms| std::time::Duration::from_millis(ms).as_secs_f64()),
-                        "input_tokens": turn.tokens.0, "output_tokens": turn.tokens.1,
-                    })
+    if output.is_json() {
+        // One line like all that came before it.
+        let turns: Vec<_> = played
+            .iter()
+            .map(|turn| {
+                json!({
+                    "turn": turn.what, "turn_id": turn.turn_id, "agent": turn.agent, "engine": turn.engine,
+                    "origin": turn.origin.to_uppercase(), "outcome": turn.outcome, "expected": turn.expected,
+                    "duration_ms": turn.milliseconds,
+                    "input_tokens": turn.tokens.0, "output_tokens": turn.tokens.1,
                 })
-                .collect();
-            json!({"turns": turns})
-        },
-        || {
-            let count = |value: Option<u64>| value.map_or_else(|| "?".to_owned(), |value| value.to_string());
-            let rows = played
-                .iter()
-                .map(|turn| {
-                    let time = turn.milliseconds.map(|ms| i64::try_from(ms).unwrap_or(i64::MAX));
-                    vec![
-                        turn.what.to_owned(),
-                        turn.agent.clone(),
-                        turn.engine.clone(),
-                        turn.origin.clone(),
-                        turn.outcome.to_lowercase(),
-                        time.map(render::seconds).unwrap_or_default(),
-                        format!("{} in, {} out", count(turn.tokens.0), count(turn.tokens.1)),
-                    ]
-                })
-                .collect();
-            let headings = ["turn", "agent", "engine", "origin", "outcome", "time", "tokens"];
-            format!("\n{}", table(&headings, rows, "no turns"))
-        },
-    );
+            })
+            .collect();
+        return output.item(&json!({"turns": turns}));
+    }
+    let count = |value: Option<u64>| value.map_or_else(|| "?".to_owned(), |value| value.to_string());
+    let rows = played
+        .iter()
+        .map(|turn| {
+            vec![
+                turn.what.to_owned(),
+                turn.agent.clone(),
+                turn.engine.clone(),
+                turn.origin.clone(),
+                turn.outcome.to_lowercase(),
+                turn.milliseconds.map(render::seconds).unwrap_or_default(),
+                format!("{} in, {} out", count(turn.tokens.0), count(turn.tokens.1)),
+            ]
+        })
+        .collect();
+    let headings = ["turn", "agent", "engine", "origin", "outcome", "time", "tokens"];
+    output.data(&format!("\n{}", table(&headings, rows, "no turns")));
 }
 
 /// The demo shows what is promised, so it fails when that did not come about.

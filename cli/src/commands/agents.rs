@@ -30,7 +30,7 @@ pub(crate) async fn run(client: &Client, what: AgentsCommand, output: Output) ->
                 },
                 || agents(&answer.agents),
             );
-            tell(&answer.problems, output);
+            tell(&answer.problems, &[], output);
             Ok(Exit::Done)
         }
         AgentsCommand::Validate { files, workspace } => {
@@ -38,8 +38,8 @@ pub(crate) async fn run(client: &Client, what: AgentsCommand, output: Output) ->
             let source = if files.is_empty() {
                 Source::Workspace(named(workspace)?)
             } else {
-                let files = files.iter().map(|file| read(file)).collect::<Result<_, _>>()?;
-                Source::Texts(control::AgentTexts { files })
+                let texts = files.iter().map(|file| read(file)).collect::<Result<_, _>>()?;
+                Source::Texts(control::AgentTexts { files: texts })
             };
             let request = control::ValidateAgentsRequest { source: Some(source) };
             let answer = client.agents().validate_agents(call(request)).await?.into_inner();
@@ -52,7 +52,7 @@ pub(crate) async fn run(client: &Client, what: AgentsCommand, output: Output) ->
                 },
                 || agents(&answer.agents),
             );
-            tell(&answer.problems, output);
+            tell(&answer.problems, &files, output);
             Ok(if answer.problems.is_empty() { Exit::Done } else { Exit::Invalid })
         }
     }
@@ -94,13 +94,16 @@ fn agents(agents: &[control::Agent]) -> String {
     table(&["agent", "engine", "model", "effort", "permissions", "", "description"], rows, "no agents")
 }
 
-/// The problems, on standard error, as an editor can follow them.
-fn tell(problems: &[control::AgentProblem], output: Output) {
+/// The problems, on standard error, as an editor can follow them: under the paths that were given.
+fn tell(problems: &[control::AgentProblem], files: &[PathBuf], output: Output) {
     if output.is_json() {
         return;
     }
     for problem in problems {
+        let given =
+            files.iter().find(|file| file.file_name().is_some_and(|name| *name == *problem.file_name));
+        let file = given.map_or_else(|| problem.file_name.clone(), |file| file.display().to_string());
         let field = if problem.field.is_empty() { String::new() } else { format!("{}: ", problem.field) };
-        output.note(&format!("{}:{}: {field}{}", problem.file_name, problem.line, problem.message));
+        output.note(&format!("{file}:{}: {field}{}", problem.line, problem.message));
     }
 }

@@ -11,7 +11,7 @@ use tonic_health::pb::health_client::HealthClient;
 
 use crate::args::Global;
 use crate::client::{Client, call};
-use crate::commands::engines::{login, version};
+use crate::commands::engines::{described, login, version};
 use crate::commands::{configuration, server};
 use crate::exit::Exit;
 use crate::json as shapes;
@@ -143,10 +143,9 @@ async fn control_plane(global: &Global, checks: &mut Checks) {
             return checks.fail("control plane", format!("{server}: {}", failure.message), &next);
         }
     }
-    match client.runners().list_runners(call(control::ListRunnersRequest {})).await {
-        Ok(answer) => runners(&answer.into_inner().runners, checks),
-        Err(status) => {
-            let failure = Failure::from(status);
+    match described(&client).await {
+        Ok(list) => runners(&list, checks),
+        Err(failure) => {
             checks.fail(
                 "runners",
                 failure.message.clone(),
@@ -198,6 +197,9 @@ fn runners(runners: &[control::Runner], checks: &mut Checks) {
                 "allow user and PID namespaces to the runner",
             ),
             Ok(engine::IsolationLevel::Unspecified) | Err(_) => {}
+        }
+        if runner.engines.is_empty() {
+            checks.warn(&name, "has not told its engines yet", "try again in a moment");
         }
         for engine in &runner.engines {
             self::engine(&name, engine, checks);

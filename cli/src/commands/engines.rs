@@ -1,6 +1,7 @@
 //! `engines list | install`.
 
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use roundhouse_engine_runner::{InstallError, install_engine};
 use roundhouse_proto::control::v1 as control;
@@ -86,12 +87,28 @@ fn not_installed(engine: &str, error: &InstallError) -> Failure {
     ))
 }
 
+/// How long a runner that has just registered may take to tell what it has.
+const DESCRIBE_LIMIT: Duration = Duration::from_secs(5);
+
+/// The runners, once those that are online have told their engines, or when that took too long.
+pub(crate) async fn described(client: &Client) -> Result<Vec<control::Runner>, Failure> {
+    let since = Instant::now();
+    loop {
+        let answer = client.runners().list_runners(call(control::ListRunnersRequest {})).await?.into_inner();
+        let online = control::runner::State::Online as i32;
+        let silent = answer.runners.iter().any(|runner| runner.state == online && runner.engines.is_empty());
+        if !silent || since.elapsed() > DESCRIBE_LIMIT {
+            return Ok(answer.runners);
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
 async fn list(client: &Client, output: Output) -> Result<Exit, Failure> {
-    let answer = client.runners().list_runners(call(control::ListRunnersRequest {})).await?.into_inner();
+    let runners = described(client).await?;
     output.result(
         || {
-            let runners: Vec<_> = answer
-                .runners
+            let runners: Vec<_> = runners
                 .iter()
                 .map(|runner| {
                     let engines: Vec<_> = runner.engines.iter().map(json::engine_facts).collect();
@@ -101,8 +118,7 @@ async fn list(client: &Client, output: Output) -> Result<Exit, Failure> {
             json!({"runners": runners})
         },
         || {
-            let rows = answer
-                .runners
+            let rows = runners
                 .iter()
                 .flat_map(|runner| runner.engines.iter().map(move |engine| row(&runner.runner_id, engine)))
                 .collect();

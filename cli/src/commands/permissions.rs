@@ -67,8 +67,8 @@ fn line(permission: &control::Permission) -> String {
     let asked = permission.request.as_ref();
     let open = permission.state == control::permission::State::Open as i32;
     let what = match asked {
-        Some(asked) if open => render::permission(asked),
-        Some(asked) => render::permission(asked).lines().next().unwrap_or_default().to_owned(),
+        Some(asked) if open => format!("{}\n{}", render::permission(asked), render::how_to_answer(asked)),
+        Some(asked) => render::permission(asked),
         None => permission.request_id.clone(),
     };
     let state = json::permission_state(permission.state).to_lowercase();

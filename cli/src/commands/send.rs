@@ -369,7 +369,7 @@ impl Show {
             | Kind::PermissionAnswer(_)
             | Kind::Quota(_)
             | Kind::Notice(_) => {
-                if let Some(words) = words {
+                if let Some(words) = words.filter(|_| !render::is_bookkeeping(kind)) {
                     self.close();
                     self.output.note(&words);
                 }

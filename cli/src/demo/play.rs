@@ -83,7 +83,7 @@ pub(super) struct Played {
     pub(super) origin: String,
     pub(super) outcome: String,
     pub(super) expected: String,
-    pub(super) milliseconds: Option<u64>,
+    pub(super) milliseconds: Option<i64>,
     pub(super) tokens: (Option<u64>, Option<u64>),
     /// What should be there and is not.
     pub(super) missing: Option<String>,
@@ -245,7 +245,7 @@ async fn finish(
         origin: origin(&turn),
         outcome: json::turn_status(turn.status),
         expected: json::turn_status(act.expected.into()),
-        milliseconds: answer.duration.as_ref().and_then(|d| u64::try_from(json::milliseconds(d)).ok()),
+        milliseconds: answer.duration.as_ref().map(json::milliseconds),
         tokens: render::tokens(turn.usage.as_ref()),
         missing: missed.or(unwritten).or(failed),
     })
@@ -320,10 +320,9 @@ impl Scene<'_> {
                 };
                 self.client.conversations().answer_permission(call(request)).await?;
             }
-            Some(Kind::Usage(_) | Kind::Reasoning(_)) | None => {}
+            Some(Kind::Usage(_) | Kind::Reasoning(_) | Kind::Phase(_)) | None => {}
             Some(
                 kind @ (Kind::Session(_)
-                | Kind::Phase(_)
                 | Kind::ToolCall(_)
                 | Kind::ToolResult(_)
                 | Kind::FileChange(_)
@@ -334,7 +333,7 @@ impl Scene<'_> {
                 | Kind::Terminal(_)),
             ) => {
                 self.tool_called |= matches!(kind, Kind::ToolCall(_));
-                if let Some(words) = render::body(body) {
+                if let Some(words) = render::body(body).filter(|_| !render::is_bookkeeping(kind)) {
                     self.note(&words);
                 }
             }

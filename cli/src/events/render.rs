@@ -11,6 +11,8 @@ use crate::output::first_line;
 
 /// Longest piece of a text in one line.
 const LINE_CHARS: usize = 100;
+/// Longest input of a tool that a permission request shows.
+const PERMISSION_CHARS: usize = 2_000;
 
 /// An item as one line (texts may have more), with time and turn. None for what is not worth a line.
 pub(crate) fn item(item: &control::StreamEventsResponse) -> Option<String> {
@@ -43,12 +45,9 @@ pub(crate) fn item(item: &control::StreamEventsResponse) -> Option<String> {
 fn message(message: &control::Message) -> String {
     let place =
         message.position.map_or_else(|| "waits".to_owned(), |position| format!("position {position}"));
-    format!(
-        "message   {} {} ({place}): {}",
-        json::role(message.role).to_lowercase(),
-        message.actor,
-        first_line(&message.text, LINE_CHARS)
-    )
+    let role = json::role(message.role).to_lowercase();
+    let actor = if message.actor == role { String::new() } else { format!(" {}", message.actor) };
+    format!("message   {role}{actor} ({place}): {}", first_line(&message.text, LINE_CHARS))
 }
 
 /// An event in words; texts whole. None for what a person need not see.
@@ -70,7 +69,7 @@ pub(crate) fn body(body: &engine::EventBody) -> Option<String> {
             format!("result    {what}: {}", first_line(&e.output, LINE_CHARS))
         }
         Kind::FileChange(e) => format!("file      {} {}", json::change(e.change).to_lowercase(), e.path),
-        Kind::PermissionRequest(e) => format!("asks      {}", permission(e)),
+        Kind::PermissionRequest(e) => format!("asks      {}\n{}", permission(e), how_to_answer(e)),
         Kind::PermissionAnswer(e) => format!(
             "answered  {} by {}{}",
             json::decision(e.decision).to_lowercase(),
@@ -88,6 +87,25 @@ pub(crate) fn body(body: &engine::EventBody) -> Option<String> {
         Kind::Terminal(e) => terminal(e),
     };
     Some(text.trim_end().to_owned())
+}
+
+/// Whether an event only matters to who looks into the machine.
+pub(crate) fn is_bookkeeping(kind: &Kind) -> bool {
+    match kind {
+        Kind::Session(e) => e.state == engine::session_event::State::NativeRef as i32,
+        Kind::Phase(_) | Kind::Usage(_) => true,
+        Kind::Text(_)
+        | Kind::Reasoning(_)
+        | Kind::ToolCall(_)
+        | Kind::ToolResult(_)
+        | Kind::FileChange(_)
+        | Kind::PermissionRequest(_)
+        | Kind::PermissionAnswer(_)
+        | Kind::Quota(_)
+        | Kind::Notice(_)
+        | Kind::Evidence(_)
+        | Kind::Terminal(_) => false,
+    }
 }
 
 fn session(e: &engine::SessionEvent) -> String {
@@ -111,18 +129,22 @@ fn session(e: &engine::SessionEvent) -> String {
     text
 }
 
-/// What a permission request asks, with the two commands that answer it.
+/// What a permission request asks. The title is the engine's or the model's own word for it, so what it stands for
+/// is always there, too: the tool and its input, in more than one line where it has more.
 pub(crate) fn permission(e: &engine::PermissionRequestEvent) -> String {
-    let what = if e.title.is_empty() {
-        format!("{} {}", e.tool, tool_input(&e.input_json))
-    } else {
-        e.title.clone()
-    };
-    format!(
-        "{}\n  roundhouse permissions allow {id}\n  roundhouse permissions deny {id}",
-        first_line(&what, 2 * LINE_CHARS),
-        id = e.request_id
-    )
+    let input = telling(&e.input_json, &["command"]).unwrap_or_else(|| e.input_json.clone());
+    let shown: String = input.chars().take(PERMISSION_CHARS).collect();
+    let more = if e.truncated || shown.len() < input.len() { "…" } else { "" };
+    let mut text = format!("{} {}{more}", e.tool, shown.trim_end().replace('\n', "\n    "));
+    if !e.title.is_empty() {
+        text.push_str(&format!(" ({})", first_line(&e.title, LINE_CHARS)));
+    }
+    text
+}
+
+/// The two commands that answer a permission request.
+pub(crate) fn how_to_answer(e: &engine::PermissionRequestEvent) -> String {
+    format!("  roundhouse permissions allow {0}\n  roundhouse permissions deny {0}", e.request_id)
 }
 
 fn evidence(e: &engine::EvidenceEvent) -> Option<String> {
@@ -157,10 +179,14 @@ pub(crate) fn failure(failure: &engine::Failure) -> String {
 
 /// The part of a tool's input that says most, in one line.
 fn tool_input(input: &str) -> String {
-    let value = serde_json::from_str::<serde_json::Value>(input).ok();
-    let telling = ["command", "file_path", "path", "pattern", "query", "url"];
-    let told = value.as_ref().and_then(|value| telling.iter().find_map(|key| value.get(key)?.as_str()));
-    first_line(told.unwrap_or(input), LINE_CHARS)
+    let keys = ["command", "file_path", "path", "pattern", "query", "url"];
+    first_line(telling(input, &keys).as_deref().unwrap_or(input), LINE_CHARS)
+}
+
+/// The first of these texts that a tool's input has.
+fn telling(input: &str, keys: &[&str]) -> Option<String> {
+    let value = serde_json::from_str::<serde_json::Value>(input).ok()?;
+    keys.iter().find_map(|key| value.get(key)?.as_str().map(str::to_owned))
 }
 
 /// Tokens in and out over all models; `?` for what is not known.
@@ -305,6 +331,23 @@ mod tests {
             engine::ModelUsage { input_tokens: Some(5), cache_read_tokens: Some(2), ..Default::default() };
         let told = engine::Usage { models: vec![model], complete: false };
         assert_eq!(usage(Some(&told)), "at least 7 tokens in, ? out");
+    }
+
+    #[test]
+    fn a_permission_shows_what_would_run_and_not_only_its_title() {
+        let asked = engine::PermissionRequestEvent {
+            request_id: "spl_1.7".to_owned(),
+            tool: "Bash".to_owned(),
+            input_json: "{\"command\":\"ls\\nrm -rf x\"}".to_owned(),
+            title: "Lists files".to_owned(),
+            ..Default::default()
+        };
+        assert_eq!(permission(&asked), "Bash ls\n    rm -rf x (Lists files)");
+        let write = "{\"file_path\":\"/w/a\",\"content\":\"all of it\"}";
+        let other = engine::PermissionRequestEvent { input_json: write.to_owned(), ..asked.clone() };
+        assert_eq!(permission(&other), format!("Bash {write} (Lists files)"));
+        let long = engine::PermissionRequestEvent { input_json: "x".repeat(3_000), ..asked };
+        assert!(permission(&long).contains("xxx… ("), "{}", permission(&long));
     }
 
     #[test]
