@@ -25,6 +25,8 @@ pub(crate) struct App {
     pub(crate) dispatcher: Dispatcher,
     /// Settings.
     pub(crate) settings: Arc<Settings>,
+    /// Clients that follow a conversation.
+    pub(crate) followers: Arc<()>,
     /// Background tasks.
     pub(crate) tasks: Tasks,
 }

@@ -103,6 +103,7 @@ impl Server {
             runners: Runners::new(Arc::clone(&settings)),
             dispatcher: dispatch::Dispatcher::default(),
             settings,
+            followers: Arc::new(()),
             tasks: Tasks::default(),
         });
         for runner in app.store.list_runners().await? {
@@ -132,6 +133,13 @@ impl Server {
     #[must_use]
     pub fn control_plane_id(&self) -> &str {
         self.app.id.as_str()
+    }
+
+    /// How many clients follow a conversation at present.
+    #[must_use]
+    pub fn followers(&self) -> usize {
+        // The app holds one itself.
+        Arc::strong_count(&self.app.followers) - 1
     }
 
     /// Stops: open streams are told to come back, open calls may finish within the configured time, turns go on in

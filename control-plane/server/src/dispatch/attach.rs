@@ -91,6 +91,7 @@ impl Drive {
             CallError::Refused { reason, message, .. } => {
                 self.answered(runner);
                 tracing::info!(?reason, message, "the runner refuses the event stream; it is asked again");
+                return self.refused(runner).await;
             }
         }
         let pause = self.pauses.next();
@@ -113,6 +114,7 @@ impl Drive {
                 return Err(Interrupt::Reload);
             }
             runner.heard();
+            self.heeded();
             let batch = self.sort(&conversation, &mut items)?;
             if let Some(ending) = batch.ending {
                 return self.close(batch.events, *ending).await;

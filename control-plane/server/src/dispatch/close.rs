@@ -105,9 +105,11 @@ impl Drive {
         tracing::info!(
             state = %turn.state,
             reason = error.map(|error| error.reason.as_str()),
-            message = error.map(|error| error.message.as_str()),
             "the turn has ended"
         );
+        if let Some(error) = error {
+            tracing::debug!(message = error.message, "why the turn ended so");
+        }
         self.app.hub.end(&turn.conversation_id, &turn.id);
         if let Some(promoted) = &closed.promoted {
             super::ensure(&self.app, &promoted.id);

@@ -29,6 +29,9 @@ use crate::runners::{CallError, Link, RunnerHandle};
 /// one is.
 const UNREACHABLE_FACTOR: u32 = 10;
 
+/// Errors of the store in a row, none of which waiting cures, after which a turn is given up.
+const MAX_STORE_ERRORS: u32 = 10;
+
 /// Why a step was not finished.
 #[derive(Debug)]
 pub(super) enum Interrupt {
@@ -121,6 +124,10 @@ pub(super) struct Drive {
     waiting_since: Option<Instant>,
     /// Since when the runner gave no answer to our calls.
     unreachable_since: Option<Instant>,
+    /// Since when it refuses what it must not refuse.
+    refused_since: Option<Instant>,
+    /// Errors of the store in a row that no waiting cures.
+    store_errors: u32,
     pub(super) pauses: Pauses,
 }
 
@@ -140,6 +147,8 @@ impl Drive {
             prompt: None,
             waiting_since: None,
             unreachable_since: None,
+            refused_since: None,
+            store_errors: 0,
             pauses,
         }
     }
@@ -151,7 +160,10 @@ impl Drive {
         loop {
             match self.step().await {
                 Ok(Flow::Done) => return,
-                Ok(Flow::Again) => pauses.reset(),
+                Ok(Flow::Again) => {
+                    pauses.reset();
+                    self.store_errors = 0;
+                }
                 Err(Interrupt::Reload) => {
                     self.dispatch = None;
                     self.pause(pauses.next()).await;
@@ -162,11 +174,24 @@ impl Drive {
                 }
                 Err(Interrupt::Store(error)) => {
                     tracing::warn!(%error, "the store gave no answer that helps; trying again");
+                    self.store_errors = if error.is_retryable() { 0 } else { self.store_errors + 1 };
+                    if self.store_errors >= MAX_STORE_ERRORS && self.give_up(&error).await {
+                        self.store_errors = 0;
+                    }
                     self.dispatch = None;
                     self.pause(pauses.next()).await;
                 }
             }
         }
+    }
+
+    /// Ends a turn of which something cannot be stored however often it is tried. True when it ended.
+    async fn give_up(&mut self, error: &StoreError) -> bool {
+        let failure = reasons::not_stored(&error.to_string());
+        if !matches!(self.facts().await, Ok(Some(_))) {
+            return false;
+        }
+        self.close_own(Outcome::Failed(failure), false).await.is_ok()
     }
 
     async fn step(&mut self) -> StepResult {
@@ -319,6 +344,24 @@ impl Drive {
         }
     }
 
+    /// The runner refuses a call that it must not refuse, such as one under a stale epoch that nobody raises. Pauses;
+    /// a runner that goes on so is as good as lost.
+    pub(super) async fn refused(&mut self, runner: &RunnerHandle) -> StepResult {
+        let since = *self.refused_since.get_or_insert_with(Instant::now);
+        if since.elapsed() >= self.app.settings.runner_lost_after {
+            return self.lose().await;
+        }
+        let pause = self.pauses.next();
+        self.pause_for_runner(runner, pause).await;
+        self.dispatch = None;
+        Ok(Flow::Again)
+    }
+
+    /// The runner heeds us again.
+    pub(super) fn heeded(&mut self) {
+        self.refused_since = None;
+    }
+
     /// Whether the time that a turn waits for its runner has passed.
     pub(super) fn waited_out(&mut self) -> bool {
         let since = *self.waiting_since.get_or_insert_with(Instant::now);
@@ -367,6 +410,7 @@ impl Drive {
             match outcome {
                 Ok(answer) => {
                     self.answered(&runner);
+                    self.heeded();
                     return Ok(Reached::Answer(answer));
                 }
                 Err(CallError::Refused { reason, message, .. }) => {
@@ -519,7 +563,7 @@ impl Drive {
         };
         self.prompt = Some(prompt);
         // No earlier run can have told the runner of this turn: the row is as new as its binding.
-        self.view = RunnerView::Unknown;
+        self.view = RunnerView::Untold;
         self.bind(session)?;
         Ok(Flow::Again)
     }
@@ -549,7 +593,7 @@ impl Drive {
     /// Ends the turn FAILED. The runner has nothing of it, so the slot is free at once, unless a session was bound:
     /// then the runner is asked first.
     pub(super) async fn fail(&mut self, error: TurnError) -> StepResult {
-        let never_told = self.stored()?.turn.session_id.is_none();
+        let never_told = self.stored()?.turn.session_id.is_none() || self.view == RunnerView::Untold;
         self.close_own(Outcome::Failed(error), never_told).await
     }
 }

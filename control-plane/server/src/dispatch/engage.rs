@@ -63,9 +63,8 @@ impl Drive {
             Reached::Away(_) => self.lose().await,
             Reached::Refused(reason, message) => {
                 tracing::warn!(?reason, message, "the runner refuses to say what it knows of a turn");
-                let pause = self.pauses.next();
-                self.pause(pause).await;
-                Ok(Flow::Again)
+                let runner = self.runner()?;
+                self.refused(&runner).await
             }
         }
     }
@@ -93,7 +92,8 @@ impl Drive {
             Reached::Away(_) => self.lose().await,
             Reached::Refused(reason, message) => {
                 tracing::warn!(?reason, message, "the runner refuses a cancel");
-                Err(Interrupt::Reload)
+                let runner = self.runner()?;
+                self.refused(&runner).await
             }
         }
     }
@@ -121,15 +121,14 @@ impl Drive {
             Err(Failure::Compose(error)) => return self.fail(reasons::context(&error.to_string())).await,
         };
         kill_point!("before-open");
+        // From here on the runner may know the turn, whatever becomes of the call.
+        self.view = RunnerView::NotAsked;
         let reached = self.call_open(request).await?;
         kill_point!("after-open");
         match reached {
             Reached::Answer(response) => self.opened(&session, response, given).await,
-            Reached::Changed => {
-                // A cancel came while the engine started: what became of it is for the runner to say.
-                self.view = RunnerView::NotAsked;
-                Ok(Flow::Again)
-            }
+            // A cancel came while the engine started: what became of it is for the runner to say.
+            Reached::Changed => Ok(Flow::Again),
             Reached::Away(detail) => self.fail(reasons::runner_away(&self.runner_name(), &detail)).await,
             Reached::Refused(reason, message) => self.open_refused(reason, &message).await,
         }
@@ -396,9 +395,8 @@ impl Drive {
         let session = self.app.store.replace_session(command).await?;
         self.set_prompt(PromptUse::Initial);
         self.bind(session)?;
-        if self.view != RunnerView::Unknown {
-            self.view = RunnerView::Known;
-        }
+        // The runner answered for this turn, or told its loss: there is nothing to ask about before the next opening.
+        self.view = RunnerView::Known;
         Ok(Flow::Again)
     }
 

@@ -85,7 +85,6 @@ pub(crate) fn start(app: &Arc<App>, turn: &TurnId) -> watch::Receiver<bool> {
     let signals = {
         let mut drives = app.dispatcher.drives();
         if let Some(signals) = drives.get(turn) {
-            signals.poke();
             return signals.done.subscribe();
         }
         let signals = Arc::new(Signals::default());
@@ -144,7 +143,10 @@ pub(crate) async fn follow(app: Arc<App>, mut hints: Hints) {
                 Some(hint) => hint,
                 None => return,
             },
-            _ = every.tick() => Hint::Missed,
+            _ = every.tick() => {
+                look_again(&app).await;
+                continue;
+            }
         };
         match hint {
             Hint::Changed { conversation_id, .. } => app.hub.stored(&conversation_id),
@@ -156,10 +158,15 @@ pub(crate) async fn follow(app: Arc<App>, mut hints: Hints) {
                 app.dispatcher.poke_all(|signals| signals.waits_for_slot.load(Ordering::Relaxed));
             }
             Hint::Missed => {
-                if let Err(error) = pick_up(&app).await {
-                    tracing::warn!(%error, "open turns could not be read; they are read again in a while");
-                }
+                look_again(&app).await;
+                app.dispatcher.poke_all(|_| true);
             }
         }
+    }
+}
+
+async fn look_again(app: &Arc<App>) {
+    if let Err(error) = pick_up(app).await {
+        tracing::warn!(%error, "open turns could not be read; they are read again in a while");
     }
 }

@@ -10,7 +10,9 @@ use roundhouse_domain::turn::TurnState;
 pub(crate) enum RunnerView {
     /// It was not asked in this run, and an earlier run may have told it of the turn.
     NotAsked,
-    /// It does not know the turn.
+    /// No run can have told it of the turn: its session was bound in this one.
+    Untold,
+    /// It was asked and does not know the turn.
     Unknown,
     /// It knows the turn, and the session was perhaps opened by an earlier run.
     Known,
@@ -103,14 +105,15 @@ fn cancelling(facts: &Facts) -> Step {
     let took_something = facts.accepted || facts.last_number > 0;
     match (facts.session, facts.runner) {
         (SessionView::None, _) => Step::CloseCancelled,
+        (_, RunnerView::Untold) if !took_something => Step::CloseCancelled,
         (_, RunnerView::NotAsked) => Step::Inspect,
         (_, RunnerView::Known | RunnerView::Opened | RunnerView::HasMessage | RunnerView::Ended) => {
             Step::Attach
         }
         // The runner remembers a turn that it was told to cancel and refuses a late opening of it.
         (_, RunnerView::Unknown) if !facts.cancel_unknown => Step::Cancel,
-        (_, RunnerView::Unknown) if took_something => Step::CloseLost,
-        (_, RunnerView::Unknown) => Step::CloseCancelled,
+        (_, RunnerView::Untold | RunnerView::Unknown) if took_something => Step::CloseLost,
+        (_, RunnerView::Untold | RunnerView::Unknown) => Step::CloseCancelled,
     }
 }
 
@@ -136,12 +139,16 @@ fn working(facts: &Facts) -> Step {
         }
         (_, RunnerView::HasMessage) => Step::Attach,
         // What the runner took and has no trace of any more may have acted: it is never sent again on a guess.
-        (_, RunnerView::Unknown) if facts.accepted || facts.last_number > 0 => Step::CloseLost,
+        (_, RunnerView::Untold | RunnerView::Unknown) if facts.accepted || facts.last_number > 0 => {
+            Step::CloseLost
+        }
         // A message that was accepted cannot be without trace; if the runner says so, its events tell more.
         (_, RunnerView::Known | RunnerView::Opened) if facts.accepted => Step::Attach,
         (SessionView::Unusable, _) => arranged().unwrap_or(Step::Replace),
         (SessionView::Active, RunnerView::Opened) => Step::Send,
-        (SessionView::Active, RunnerView::Unknown | RunnerView::Known) => arranged().unwrap_or(Step::Open),
+        (SessionView::Active, RunnerView::Untold | RunnerView::Unknown | RunnerView::Known) => {
+            arranged().unwrap_or(Step::Open)
+        }
     }
 }
 

@@ -159,6 +159,14 @@ pub(crate) fn context(detail: &str) -> TurnError {
     )
 }
 
+pub(crate) fn not_stored(detail: &str) -> TurnError {
+    error(
+        Reason::Storage,
+        format!("something of the turn cannot be stored: {detail}"),
+        "look at the control plane's log and at the workspace, then retry",
+    )
+}
+
 pub(crate) fn unusable_twice(reason: &str) -> TurnError {
     error(
         Reason::SessionUnusable,

@@ -60,6 +60,7 @@ pub(crate) async fn begin(app: &Arc<App>, request: control::StreamEventsRequest)
         partials: request.include_partial,
         follow: request.follow.unwrap_or(true),
         subscription,
+        _counted: Arc::clone(&app.followers),
         sender,
     };
     app.tasks.spawn("stream", async move {
@@ -95,6 +96,8 @@ struct Follower {
     partials: bool,
     follow: bool,
     subscription: Subscription,
+    /// Counts it among the followers.
+    _counted: Arc<()>,
     sender: mpsc::Sender<control::StreamEventsResponse>,
 }
 

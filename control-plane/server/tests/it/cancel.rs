@@ -175,3 +175,19 @@ async fn a_late_cancel_never_touches_the_next_turn() {
     let (second, _) = world.finish(&second).await;
     assert_eq!(second.status(), TurnStatus::Completed);
 }
+
+#[tokio::test]
+async fn s44_a_turn_that_waits_for_a_runner_that_is_away_is_cancelled_at_once() {
+    let mut world = World::new().await;
+    let conversation = world.conversation().await;
+    let first = world.send(&conversation, "one").await;
+    world.finish(&first).await;
+    world.runner.acknowledged(&first.turn_id).await;
+    world.runner.deaf(true);
+    let turn = world.send_as(&conversation, "two", "", "").await;
+    world.cancel(&turn.turn_id).await;
+    let (turn, events) = world.finish(&turn).await;
+    assert_eq!(turn.status(), TurnStatus::Cancelled);
+    assert_whole(&events);
+    assert_eq!(world.workspace().await.held_by_turn_id, "");
+}

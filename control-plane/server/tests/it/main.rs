@@ -1,6 +1,7 @@
 //! The control plane from outside: a real server and store, a scripted runner.
 
 #![expect(unreachable_pub, reason = "modules of one test program")]
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail the test")]
 
 mod support;
 

@@ -173,6 +173,12 @@ async fn a_slow_reader_is_told_where_to_go_on_and_slows_nobody() {
     let (turn, whole) = world.finish(&turn).await;
     assert_eq!(turn.status(), TurnStatus::Completed, "the turn did not wait for the slow reader");
     assert_whole(&whole);
+    let gone = async {
+        while world.server.as_ref().unwrap().followers() > 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(LIMIT, gone).await.expect("the slow reader is given up");
     let mut seen = Vec::new();
     let status = loop {
         match tokio::time::timeout(LIMIT, slow.message()).await.unwrap() {

@@ -1,8 +1,9 @@
 use super::*;
 
 const STATES: &[TurnState] = TurnState::ALL;
-const RUNNERS: [RunnerView; 6] = [
+const RUNNERS: [RunnerView; 7] = [
     RunnerView::NotAsked,
+    RunnerView::Untold,
     RunnerView::Unknown,
     RunnerView::Known,
     RunnerView::Opened,
@@ -57,7 +58,7 @@ fn a_fresh_turn_goes_through_every_step_in_order() {
     assert_eq!(next(&facts), Step::ReadAgent);
     facts.agent = true;
     assert_eq!(next(&facts), Step::ChooseSession);
-    (facts.session, facts.runner) = (SessionView::Active, RunnerView::Unknown);
+    (facts.session, facts.runner) = (SessionView::Active, RunnerView::Untold);
     assert_eq!(next(&facts), Step::Open);
     facts.runner = RunnerView::Opened;
     assert_eq!(next(&facts), Step::Send);
@@ -105,6 +106,7 @@ fn a_turn_is_cancelled_without_its_runner_only_when_that_runner_never_had_it() {
     for facts in all().into_iter().filter(|f| next(f) == Step::CloseCancelled) {
         assert!(
             facts.session == SessionView::None
+                || facts.runner == RunnerView::Untold
                 || (facts.runner == RunnerView::Unknown && facts.cancel_unknown),
             "{facts:?}"
         );

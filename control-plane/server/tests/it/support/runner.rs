@@ -28,6 +28,7 @@ pub const LIMIT: Duration = Duration::from_secs(20);
 
 /// A call that came.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "a few of them per test")]
 pub enum Call {
     Open(engine::StartOrResumeRequest),
     Send(engine::SendRequest),
