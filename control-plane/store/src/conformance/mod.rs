@@ -3,7 +3,7 @@
 //! An implementation gives a [`Backend`] and calls [`conformance_tests!`](crate::conformance_tests) in its test
 //! module:
 //!
-//! ```ignore
+//! ```text
 //! conformance_tests!(MyBackend::new());
 //! ```
 
