@@ -44,7 +44,7 @@ async fn prompt_changes(close_between: bool) -> anyhow::Result<()> {
     assert_eq!(turn_of(&second).agent_sha256, turn_of(&third).agent_sha256);
     // Whichever way it went, nothing of the conversation is lost.
     let request = stack.model.requests_for("second").pop().context("a request")?.conversation();
-    assert_eq!(request.occurrences("first"), 1, "{:?}", request.texts());
+    assert_eq!(request.occurrences("[[text:a]] first"), 1, "{:?}", request.texts());
     Ok(())
 }
 

@@ -122,8 +122,10 @@ async fn exit_codes_tell_what_happened() -> anyhow::Result<()> {
     assert_eq!(failed.code, Some(1), "a failed turn: {failed:?}");
     let usage = ask(&stack, &["send", "--no-such-flag"]).await?;
     assert_eq!(usage.code, Some(2), "{usage:?}");
-    let invalid = ask(&stack, &["send", "-a", "builder", "-C", &workspace, ""]).await?;
-    assert_eq!(invalid.code, Some(3), "an empty text: {invalid:?}");
+    let name = "x".repeat(300);
+    let invalid =
+        ask(&stack, &["send", "--actor", &name, "-a", "builder", "-C", &workspace, "hello"]).await?;
+    assert_eq!(invalid.code, Some(3), "a name that is too long: {invalid:?}");
     let missing = ask(&stack, &["turns", "trn_00000000000000000000000000000000"]).await?;
     assert_eq!(missing.code, Some(4), "{missing:?}");
     let home = stack.root().join("home");
