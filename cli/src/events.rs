@@ -63,6 +63,12 @@ impl Follower {
         Self { client, wish, stream: None, reached: false, terminal_seen: false, lost: None }
     }
 
+    /// For a server that has just answered: when it is away at once, it is waited for like one that went away later.
+    pub(crate) const fn reached(mut self) -> Self {
+        self.reached = true;
+        self
+    }
+
     /// The cursor to go on after.
     pub(crate) fn cursor(&self) -> &str {
         &self.wish.after

@@ -183,7 +183,7 @@ pub(crate) async fn cancel(client: &Client, args: CancelArgs, output: Output) ->
 
 /// Waits for the end of a turn without showing anything.
 async fn wait_for_end(client: &Client, turn: &control::Turn) -> Result<(), Failure> {
-    let mut follower = Follower::new(client.clone(), wish(turn, false));
+    let mut follower = Follower::new(client.clone(), wish(turn, false)).reached();
     while !matches!(follower.next().await?, Next::End) {}
     Ok(())
 }
@@ -219,7 +219,7 @@ pub(crate) fn ended(status: i32) -> bool {
 async fn follow(client: &Client, turn: &control::Turn, base: Value, output: Output) -> Result<Exit, Failure> {
     let live = output.is_live();
     let mut show = Show { output, live: live.then(Live::default) };
-    let mut follower = Follower::new(client.clone(), wish(turn, live));
+    let mut follower = Follower::new(client.clone(), wish(turn, live)).reached();
     loop {
         let next = tokio::select! {
             next = follower.next() => next?,

@@ -177,7 +177,7 @@ async fn act(
         follow: true,
         after: String::new(),
     };
-    let mut follower = Follower::new(client.clone(), wish);
+    let mut follower = Follower::new(client.clone(), wish).reached();
     let mut scene = Scene { client, output, live: Live::default(), turn_id: &turn_id, tool_called: false };
     let running = stage.workspace.join(RUNNING);
     let mut todo = act.meanwhile;

@@ -280,15 +280,19 @@ mod tests {
             .spawn()
             .unwrap();
         let pids = [by_variable.id().unwrap(), by_directory.id().unwrap()];
-        let mut found = Vec::new();
-        // The environment of a process is its parent's until it has executed its program.
-        while found.len() < 2 {
-            found = processes_of(&path);
-            tokio::task::yield_now().await;
-        }
-        for pid in pids {
-            assert!(found.iter().any(|line| line.starts_with(&format!("{pid} tail"))), "{found:?}");
-        }
+        // Until a process has executed its program it is still its parent's image, with no command line of its own.
+        let both = async {
+            loop {
+                let found = processes_of(&path);
+                if pids.iter().all(|pid| found.iter().any(|line| *line == format!("{pid} tail -f /dev/null")))
+                {
+                    return found;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        let found = tokio::time::timeout(std::time::Duration::from_secs(20), both).await.unwrap();
+        assert_eq!(found.len(), 2, "{found:?}");
         by_variable.kill().await.unwrap();
         by_directory.kill().await.unwrap();
         assert_eq!(processes_of(&path), Vec::<String>::new());

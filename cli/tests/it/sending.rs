@@ -221,6 +221,20 @@ async fn an_interrupt_leaves_the_turn_alone_and_says_so() {
 }
 
 #[tokio::test]
+async fn a_server_that_goes_away_right_after_it_took_the_message_is_waited_for() {
+    let server = ending(TurnStatus::Completed, engine::Outcome::Completed);
+    server.fake.state().streams.push_front(vec![Step::Fail(Status::unavailable("going down"))]);
+    let ended = run(&["--server", &server.url(), "send", "--wait", "-c", "cnv_1", "hi"]).await;
+    assert_eq!((ended.code, ended.stdout.as_str()), (0, "It is fine.\n"), "{ended:?}");
+    assert!(
+        ended.stderr.contains("going down; the turn goes on, waiting for the server"),
+        "{}",
+        ended.stderr
+    );
+    assert_eq!(server.fake.state().send_requests.len(), 1, "the message is not sent again");
+}
+
+#[tokio::test]
 async fn cancel_and_retry_can_wait() {
     let server = ending(TurnStatus::Cancelled, engine::Outcome::Cancelled);
     let cancel = run(&["--json", "--server", &server.url(), "cancel", "--wait", "trn_1"]).await;
