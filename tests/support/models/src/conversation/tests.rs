@@ -99,3 +99,85 @@ fn a_turn_keeps_its_key_over_its_steps_and_no_other_session_has_it() {
     assert_ne!(body("a", "s", false), body("a", "other", false));
     assert_ne!(body("a", "s", false), body("b", "s", false));
 }
+
+fn said_by(role: &str, id: &str, texts: &[&str]) -> Value {
+    let parts: Vec<Value> = texts.iter().map(|text| json!({"type": "input_text", "text": text})).collect();
+    json!({"type": "message", "role": role, "id": format!("msg_{id}"), "content": parts})
+}
+
+fn responses(turn: Option<&str>, input: Value) -> Conversation {
+    Conversation::new(json!({"model": "m", "input": input, "client_metadata": {"turn_id": turn}}))
+}
+
+const BEFORE: &str = "01a22e71-0000-7ed2-8b1f-44c55807ad9b";
+const TURN: &str = "01a22e72-0000-7ed2-8b1f-44c55807ad9b";
+const FIRST: &str = "01a22e72-0001-7ed2-8b1f-44c55807ad9b";
+const LATER: &str = "01a22e72-0002-7ed2-8b1f-44c55807ad9b";
+
+#[test]
+fn in_a_responses_request_the_first_message_of_the_turn_counts_and_what_came_later_steers() {
+    let call = json!({"type": "function_call", "call_id": "c", "name": "exec_command", "arguments": "{}"});
+    let output = json!({"type": "function_call_output", "call_id": "c", "output": "[[text:no]]"});
+    let input = json!([
+        said_by("developer", BEFORE, &["be brief [[text:no]]"]),
+        said_by("user", BEFORE, &["<environment_context> [[text:no]]"]),
+        said_by("user", BEFORE, &["old [[text:no]]"]),
+        said_by("assistant", BEFORE, &["x"]),
+        said_by("user", FIRST, &["context [[text:no]]", "ask"]),
+        json!({"type": "reasoning", "summary": []}),
+        call,
+        call,
+        output,
+        output,
+        said_by("user", LATER, &["by the way [[text:no]]"]),
+        said_by("user", LATER, &["<turn_aborted> [[text:no]]"]),
+        call,
+    ]);
+    let steered = responses(Some(TURN), input.clone());
+    assert_eq!((steered.api(), steered.turn_text(), steered.step()), (Api::Responses, "ask", 2));
+    assert_eq!(steered.developer(), ["be brief [[text:no]]"]);
+    let users = steered.dialogue().into_iter().filter(|(role, _)| role == "user").count();
+    assert_eq!(users, 4, "{:?}", steered.dialogue());
+    // Without ids the last one is taken.
+    for turn in [None, Some("turn-1")] {
+        let unknown = responses(turn, input.clone());
+        assert_eq!((unknown.turn_text(), unknown.step()), ("by the way [[text:no]]", 1));
+    }
+}
+
+#[test]
+fn a_command_failed_if_its_result_says_so() {
+    for (output, shown, failed) in [
+        ("Chunk ID: a\nWall time: 0.0 seconds\nProcess exited with code 0\nOutput:\nhi\n", "hi\n", false),
+        ("Chunk ID: a\nWall time: 0.0 seconds\nProcess exited with code 3\nOutput:\n", "", true),
+        ("Chunk ID: a\nProcess running with session ID 7\nOutput:\nfirst", "first", false),
+        ("Wall time: 0.5 seconds\naborted by user", "Wall time: 0.5 seconds\naborted by user", true),
+        ("unsupported call: nosuch", "unsupported call: nosuch", true),
+        ("any text\nOutput:\nx", "any text\nOutput:\nx", false),
+    ] {
+        let input = json!([{"type": "function_call_output", "call_id": "c", "output": output}]);
+        let told = responses(None, input);
+        assert_eq!(told.tool_results(), [("c".to_owned(), output.to_owned(), failed)]);
+        assert_eq!(told.tool_outputs(), [shown]);
+    }
+}
+
+#[test]
+fn a_bare_string_is_a_responses_request_too() {
+    let bare = Conversation::new(
+        json!({"input": "hello", "instructions": "be good", "reasoning": {"effort": "low"}}),
+    );
+    assert_eq!((bare.turn_text(), bare.system().as_str(), bare.effort()), ("hello", "be good", Some("low")));
+    let odd = Conversation::new(json!({"input": [3, {"type": "message"}, {"role": "user", "content": 7}]}));
+    assert_eq!((odd.turn_text(), odd.step(), odd.texts().len()), ("", 0, 0));
+}
+
+#[test]
+fn a_namespace_of_tools_is_told_with_what_is_in_it() {
+    let tools = json!([
+        {"type": "function", "name": "exec_command"}, {"type": "web_search"},
+        {"type": "namespace", "name": "mcp__m1", "tools": [{"type": "function", "name": "echo"}]},
+    ]);
+    let asked = Conversation::new(json!({"input": "x", "tools": tools}));
+    assert_eq!(asked.tools(), ["exec_command", "web_search", "mcp__m1", "echo"]);
+}

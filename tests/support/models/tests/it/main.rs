@@ -1,4 +1,4 @@
-//! The scripted model from outside: with a plain HTTP client, and with the real CLI.
+//! The scripted model from outside: with a plain HTTP client, and with the real CLIs.
 
 #[cfg(test)]
 mod claude;
@@ -7,8 +7,14 @@ mod cli;
 #[cfg(test)]
 mod client;
 #[cfg(test)]
+mod codex;
+#[cfg(test)]
+mod codex_cli;
+#[cfg(test)]
 mod control;
 #[cfg(test)]
 mod faults;
 #[cfg(test)]
 mod replies;
+#[cfg(test)]
+mod responses;
