@@ -343,7 +343,11 @@ impl Show {
                     self.output.raw(&live.partial(partial));
                 }
             }
-            Some(Item::PartialReset(_)) => self.close(),
+            Some(Item::PartialReset(_)) => {
+                if let Some(live) = self.live.as_mut() {
+                    self.output.raw(&live.reset());
+                }
+            }
             Some(Item::Turn(turn)) if turn.status == control::TurnStatus::Queued as i32 => {
                 self.output.note("waits for the turns before it");
             }
@@ -379,7 +383,7 @@ impl Show {
 
     fn close(&mut self) {
         if let Some(live) = self.live.as_mut() {
-            self.output.raw(&live.close());
+            self.output.raw(&live.end_line());
         }
     }
 }

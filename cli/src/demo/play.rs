@@ -285,7 +285,10 @@ impl Scene<'_> {
                 Ok(!partial.text.is_empty())
             }
             Some(Item::PartialReset(_)) => {
-                self.close();
+                let end = self.live.reset();
+                if !self.output.is_json() {
+                    self.output.raw(&end);
+                }
                 Ok(false)
             }
             Some(Item::TurnEvent(event)) if event.turn_id == self.turn_id => {
@@ -349,7 +352,7 @@ impl Scene<'_> {
     }
 
     fn close(&mut self) {
-        let end = self.live.close();
+        let end = self.live.end_line();
         if !self.output.is_json() {
             self.output.raw(&end);
         }

@@ -222,8 +222,12 @@ pub(crate) fn seconds(milliseconds: i64) -> String {
 /// Unfinished text as it comes, so that each byte is shown once.
 #[derive(Debug, Default)]
 pub(crate) struct Live {
+    /// The item that is being shown.
     item: String,
+    /// Its text so far.
     shown: String,
+    /// Whether the last line that was printed has no end yet.
+    open: bool,
 }
 
 impl Live {
@@ -232,15 +236,11 @@ impl Live {
         if partial.reasoning {
             return String::new();
         }
-        let mut print = String::new();
-        if partial.item_id != self.item {
-            print.push_str(&self.close());
-            self.item.clone_from(&partial.item_id);
-        }
+        let mut print = self.turn_to(&partial.item_id);
         let offset = usize::try_from(partial.offset).unwrap_or(usize::MAX);
         if offset == 0 && !partial.text.starts_with(&self.shown) && !self.shown.starts_with(&partial.text) {
             // A snapshot that is not what was shown: the engine began anew.
-            print.push('\n');
+            print.push_str(&self.end_line());
             self.shown.clear();
         }
         // A piece beyond what is shown waits for the snapshot or the final text.
@@ -249,36 +249,52 @@ impl Live {
             print.push_str(fresh);
             self.shown.push_str(fresh);
         }
-        print
+        self.printed(print)
     }
 
     /// What to print for the final text of an item.
     pub(crate) fn text(&mut self, item: &str, text: &str) -> String {
-        let mut print = String::new();
-        if item != self.item {
-            print.push_str(&self.close());
-        }
+        let mut print = self.turn_to(item);
         match text.strip_prefix(self.shown.as_str()) {
             Some(rest) => print.push_str(rest),
             None => {
-                print.push('\n');
+                print.push_str(&self.end_line());
                 print.push_str(text);
             }
         }
         self.item.clear();
         self.shown.clear();
-        if !text.is_empty() && !text.ends_with('\n') {
-            print.push('\n');
-        }
-        print
+        let print = self.printed(print);
+        print + &self.end_line()
     }
 
-    /// What to print before something else: a line end when a line is open.
-    pub(crate) fn close(&mut self) -> String {
-        let open = !self.shown.is_empty() && !self.shown.ends_with('\n');
+    /// What to print before a line of another kind. The text goes on after it.
+    pub(crate) fn end_line(&mut self) -> String {
+        if std::mem::take(&mut self.open) { "\n".to_owned() } else { String::new() }
+    }
+
+    /// What to print when the engine has thrown away what was shown.
+    pub(crate) fn reset(&mut self) -> String {
         self.item.clear();
         self.shown.clear();
-        if open { "\n".to_owned() } else { String::new() }
+        self.end_line()
+    }
+
+    /// Another item begins with another line.
+    fn turn_to(&mut self, item: &str) -> String {
+        if self.item == item {
+            return String::new();
+        }
+        item.clone_into(&mut self.item);
+        self.shown.clear();
+        self.end_line()
+    }
+
+    fn printed(&mut self, text: String) -> String {
+        if !text.is_empty() {
+            self.open = !text.ends_with('\n');
+        }
+        text
     }
 }
 
@@ -312,6 +328,7 @@ mod tests {
         assert_eq!(live.partial(&partial("c", 0, "y")), "\ny");
         assert_eq!(live.text("d", "whole"), "\nwhole\n");
         assert_eq!(live.text("e", ""), "");
+        assert_eq!(live.text("f", "ends itself\n"), "ends itself\n");
     }
 
     #[test]
@@ -320,8 +337,23 @@ mod tests {
         assert_eq!(live.partial(&partial("a", 0, "first")), "first");
         assert_eq!(live.partial(&partial("a", 0, "second")), "\nsecond");
         assert_eq!(live.text("a", "third"), "\nthird\n");
+        assert_eq!(live.partial(&partial("b", 0, "x")), "x");
+        assert_eq!(live.reset(), "\n");
+        assert_eq!(live.partial(&partial("b", 0, "y")), "y");
         let thinking = engine::Partial { reasoning: true, ..partial("r", 0, "hm") };
         assert_eq!(live.partial(&thinking), "");
+    }
+
+    #[test]
+    fn a_line_between_does_not_interrupt_a_text() {
+        let mut live = Live::default();
+        assert_eq!(live.partial(&partial("a", 0, "The ")), "The ");
+        assert_eq!(live.end_line(), "\n");
+        assert_eq!(live.end_line(), "", "it is ended once");
+        assert_eq!(live.partial(&partial("a", 4, "table ")), "table ");
+        assert_eq!(live.end_line(), "\n");
+        assert_eq!(live.text("a", "The table turns."), "turns.\n");
+        assert_eq!(live.end_line(), "");
     }
 
     #[test]
