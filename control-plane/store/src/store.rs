@@ -135,7 +135,7 @@ pub trait Store: Send + Sync + 'static {
     /// `NotFound`.
     async fn get_turn(&self, id: &TurnId) -> Result<Turn>;
 
-    /// A conversation's turns, newest first, those older than `after`.
+    /// A conversation's turns, oldest first, those that came after `after`.
     ///
     /// # Errors
     /// `NotFound`.

@@ -246,7 +246,7 @@ async fn pages_end_and_go_on_and_long_bodies_are_cut_in_lists_only() {
         }
     }
     assert_eq!(turns.len(), 4);
-    assert_eq!(turns.last(), Some(&turn.turn_id), "newest first");
+    assert_eq!(turns.first(), Some(&turn.turn_id), "oldest first");
     let request = control::ListTurnsRequest {
         conversation_id: conversation.clone(),
         page_size: 201,

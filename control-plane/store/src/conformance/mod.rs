@@ -62,7 +62,7 @@ macro_rules! conformance_tests {
             retry_is_refused_once_a_later_turn_started,
             s09_the_first_agent_snapshot_stands,
             usage_is_summed_over_turns,
-            turns_are_listed_newest_first_in_pages,
+            turns_are_listed_oldest_first_in_pages,
             s29_events_are_stored_once_and_numbered_without_gap,
             a_gap_in_the_runners_numbers_is_refused,
             batches_have_limits,

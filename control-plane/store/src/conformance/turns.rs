@@ -39,7 +39,7 @@ pub async fn s06_the_next_turn_is_promoted_after_every_end<B: Backend>(backend: 
         running = promoted;
     }
     let agents: Vec<_> = f.store.list_turns(&f.conversation, None, 10).await.unwrap().items;
-    let agents: Vec<_> = agents.iter().rev().map(|t| t.agent_name.as_deref().unwrap()).collect();
+    let agents: Vec<_> = agents.iter().map(|t| t.agent_name.as_deref().unwrap()).collect();
     // One without an agent takes the one the conversation used last.
     assert_eq!(agents, ["coder", "coder", "agent-2", "agent-2", "agent-4"]);
     assert_eq!(f.close(&running, Outcome::Completed, None).await.promoted, None);
@@ -300,7 +300,7 @@ pub async fn usage_is_summed_over_turns<B: Backend>(backend: &B) {
 }
 
 /// Pages of turns.
-pub async fn turns_are_listed_newest_first_in_pages<B: Backend>(backend: &B) {
+pub async fn turns_are_listed_oldest_first_in_pages<B: Backend>(backend: &B) {
     let f = Fixture::new(backend).await;
     let mut ids = Vec::new();
     for n in 0..5 {
@@ -312,6 +312,5 @@ pub async fn turns_are_listed_newest_first_in_pages<B: Backend>(backend: &B) {
     let second = f.store.list_turns(&f.conversation, Some(&last), 3).await.unwrap();
     assert!(!second.more);
     let seen: Vec<_> = first.items.into_iter().chain(second.items).map(|t| t.id).collect();
-    ids.reverse();
     assert_eq!(seen, ids);
 }

@@ -222,17 +222,17 @@ pub(super) fn list_turns(
     limit: usize,
 ) -> Result<Page<Turn>> {
     let key = find_conversation(c, id)?.key;
-    let before = match after {
+    let after = match after {
         Some(turn) => find_turn(c, turn)?.key,
-        None => i64::MAX,
+        None => 0,
     };
-    let sql = select_turn!("WHERE t.conversation_key = ?1 AND t.key < ?2 ORDER BY t.key DESC");
+    let sql = select_turn!("WHERE t.conversation_key = ?1 AND t.key > ?2 ORDER BY t.key");
     let size = |t: &Turn| {
         OVERHEAD
             + t.agent.as_ref().map_or(0, |a| a.text.len())
             + t.error.as_ref().map_or(0, |e| e.stderr_tail.len() + e.message.len())
     };
-    paged(c, sql, params![key, before], limit, |row| Ok(turn(row)?.turn), size)
+    paged(c, sql, params![key, after], limit, |row| Ok(turn(row)?.turn), size)
 }
 
 pub(super) fn usage_total(c: &Connection, id: &ConversationId) -> Result<Usage> {
