@@ -7,6 +7,7 @@
 pub mod adapter;
 mod checks;
 pub mod claude_code;
+pub mod codex;
 pub mod event;
 pub mod failure;
 pub mod frame;
