@@ -405,7 +405,7 @@ mod tests {
         assert!(hub.subscribe(true).snapshot.is_empty());
         hub.partial(partial("a", 0, &"é".repeat(PARTIAL_LIMIT / 2)));
         hub.partial(partial("a", PARTIAL_LIMIT as u64, "é"));
-        let snapshot = hub.subscribe(true).snapshot;
+        let snapshot = hub.subscribe(true).snapshot.clone();
         assert_eq!((snapshot[0].text.len(), snapshot[0].truncated), (PARTIAL_LIMIT, true));
         drop(hub);
     }

@@ -118,11 +118,29 @@ pub(crate) fn check(context: &Context, session: &SessionOpen) -> Result<&'static
     Ok(adapter)
 }
 
+/// Refuses a session that belongs to another conversation, workspace or engine.
+///
+/// # Errors
+/// [`Error::WrongState`]; [`Error::Storage`].
+pub(crate) fn check_owner(context: &Context, wanted: &Wanted) -> Result<(), Error> {
+    let session = &wanted.session;
+    let Some(record) = SessionRecord::load(&context.state, &session.session_id)? else { return Ok(()) };
+    let same = record.conversation_id == wanted.conversation_id
+        && record.workspace == wanted.workspace.path
+        && record.engine == session.engine;
+    if same {
+        return Ok(());
+    }
+    Err(Error::WrongState(format!(
+        "session {} belongs to another conversation, workspace or engine",
+        session.session_id
+    )))
+}
+
 /// Plans a process for a session. Blocking: reads files, and hashes the session's.
 ///
 /// # Errors
-/// [`Error::Refused`] with the reason that the turn would fail with; [`Error::Policy`]; [`Error::WrongState`] for a
-/// session that belongs elsewhere; [`Error::Storage`].
+/// [`Error::Refused`] with the reason that the turn would fail with; [`Error::Policy`]; [`Error::Storage`].
 pub(crate) fn plan(context: &Context, wanted: &Wanted) -> Result<Plan, Error> {
     let session = &wanted.session;
     let adapter = check(context, session)?;
@@ -137,15 +155,6 @@ pub(crate) fn plan(context: &Context, wanted: &Wanted) -> Result<Plan, Error> {
     };
     let known = SessionRecord::load(&context.state, &session.session_id)?;
     if let Some(record) = &known {
-        let same = record.conversation_id == wanted.conversation_id
-            && record.workspace == wanted.workspace.path
-            && record.engine == session.engine;
-        if !same {
-            return Err(Error::WrongState(format!(
-                "session {} belongs to another conversation, workspace or engine",
-                session.session_id
-            )));
-        }
         if let Some(reason) = &record.unusable {
             return Ok(Plan::Unusable(reason.clone()));
         }

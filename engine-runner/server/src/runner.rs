@@ -10,6 +10,7 @@ use std::{
 use roundhouse_process::boottime_ns;
 use roundhouse_proto::engine::v1::{InspectResponse, TerminalEvent, inspect_response};
 use serde::{Deserialize, Serialize};
+use tokio::sync::oneshot;
 
 use crate::{
     context::Context,
@@ -19,7 +20,7 @@ use crate::{
     request::{Answer, Open, Send},
     session_record::SessionRecord,
     state_dir::{make_dir, read_json, write_json},
-    turn::{self, Command, Handle, OpenReply, Start, State},
+    turn::{self, Command, Handle, OpenAnswer, OpenReply, Start, State},
 };
 
 /// What is left of a turn after Acknowledge, or of one that was cancelled before it was known.
@@ -52,6 +53,17 @@ pub enum Cancelled {
     AlreadyEnded,
     /// It is not known here, and remembered as cancelled.
     Unknown,
+}
+
+/// Tries of an opening whose turn is thrown away each time by another caller's refusal.
+const ATTEMPTS: u32 = 3;
+
+/// An opening that was admitted.
+enum Admitted {
+    /// It made the turn; the answer comes here.
+    New(oneshot::Receiver<OpenAnswer>),
+    /// The turn is known.
+    Known(Handle),
 }
 
 /// A runner.
@@ -153,16 +165,31 @@ impl Runner {
             permissions: request.permissions,
             replaces: request.replaces.clone(),
         };
-        let turn_id = request.turn_id.clone();
-        let handle = self.admit(request, &session).await.map_err(Arc::new)?;
-        match handle.ask(|answer| Command::Open(Box::new(session), answer)).await {
-            Some(answer) => answer,
-            None => Err(Arc::new(Error::WrongState(format!("turn {turn_id} has ended")))),
+        for _ in 0..ATTEMPTS {
+            match self.admit(&request, &session).await.map_err(Arc::new)? {
+                Admitted::New(answer) => {
+                    if let Ok(answer) = answer.await {
+                        return answer;
+                    }
+                    break;
+                }
+                Admitted::Known(handle) => {
+                    let session = Box::new(session.clone());
+                    if let Some(answer) = handle.ask(|answer| Command::Open(session, answer)).await {
+                        return answer;
+                    }
+                    if handle.hub.ended() {
+                        break;
+                    }
+                    // It was refused and thrown away meanwhile: this caller's turn to try.
+                }
+            }
         }
+        Err(Arc::new(Error::WrongState(format!("turn {} has ended", request.turn_id))))
     }
 
     /// Finds the turn of an opening, or makes it.
-    async fn admit(&self, request: Open, session: &SessionOpen) -> Result<Handle, Error> {
+    async fn admit(&self, request: &Open, session: &SessionOpen) -> Result<Admitted, Error> {
         let _one = self.admission.lock().await;
         let context = &self.context;
         if let Some(handle) = self.find(&request.turn_id) {
@@ -176,7 +203,7 @@ impl Runner {
             if handle.hub.ended() {
                 return Err(Error::WrongState(format!("turn {} has ended", request.turn_id)));
             }
-            return Ok(handle);
+            return Ok(Admitted::Known(handle));
         }
         if let Some(tombstone) = self.tombstone(&request.turn_id)? {
             let how = if tombstone.outcome == 0 { "was cancelled before it was opened" } else { "has ended" };
@@ -202,7 +229,7 @@ impl Runner {
             return Err(Error::TurnInProgress { turn_id: other.turn_id.clone() });
         }
         context.slots.take(&request.turn_id, &workspace.path)?;
-        let made = self.make(&request, session, workspace);
+        let made = self.make(request, session, workspace);
         if made.is_err() {
             context.slots.free(&request.turn_id);
         }
@@ -214,7 +241,7 @@ impl Runner {
         request: &Open,
         session: &SessionOpen,
         workspace: crate::workspace::Workspace,
-    ) -> Result<Handle, Error> {
+    ) -> Result<Admitted, Error> {
         let context = &self.context;
         let millis = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
         let open = TurnOpen {
@@ -233,9 +260,9 @@ impl Runner {
         let journal = Journal::create(&path, &records)?;
         crate::kill_point!("runner::turn_opened");
         let state = State::fold(&records);
-        let handle =
-            turn::spawn(context, Start { turn_id: request.turn_id.clone(), workspace, journal, state })?;
-        self.insert(handle.clone());
+        let (opener, answer) = oneshot::channel();
+        let start = Start { turn_id: request.turn_id.clone(), workspace, journal, state };
+        self.insert(turn::spawn(context, start, opener)?);
         tracing::info!(
             turn = request.turn_id,
             conversation = request.conversation_id,
@@ -243,7 +270,7 @@ impl Runner {
             epoch = request.epoch,
             "turn opened"
         );
-        Ok(handle)
+        Ok(Admitted::New(answer))
     }
 
     /// Ends older turns of a conversation whose epoch moved on, and waits until they are gone.

@@ -263,9 +263,15 @@ pub(super) fn build(context: &Arc<Context>, start: Start) -> Option<(Turn, Handl
 ///
 /// # Errors
 /// [`Error::Internal`] when the journal holds no TURN_OPEN record.
-pub(crate) fn spawn(context: &Arc<Context>, start: Start) -> Result<Handle, Error> {
+pub(crate) fn spawn(
+    context: &Arc<Context>,
+    start: Start,
+    opener: oneshot::Sender<OpenAnswer>,
+) -> Result<Handle, Error> {
     let (mut turn, handle) = build(context, start)
         .ok_or_else(|| Error::Internal("a journal without its first record".to_owned()))?;
+    // The caller is there before anything can go wrong, so that it is told what did.
+    turn.openers.push(opener);
     turn.look_before();
     turn.prepare(None);
     context.tasks.spawn(turn.run());

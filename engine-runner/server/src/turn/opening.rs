@@ -58,6 +58,9 @@ pub(super) enum Released {
 }
 
 async fn prepare(context: Arc<Context>, wanted: Wanted, turn_id: String, launched: Launched) -> Prepared {
+    if let Err(error) = launch::check_owner(&context, &wanted) {
+        return Prepared::Failed(error);
+    }
     if wanted.force.is_none() {
         if let Some(engine) = context.pool.take(&wanted.session.session_id).await {
             if engine.launched == launched {
@@ -292,6 +295,9 @@ impl Turn {
         self.remember_opened(&opened);
         if self.state.opened.is_some() {
             // A process that took the place of one that had ended, or a replay.
+            if let Some(reply) = self.opened_reply() {
+                self.answer_openers(&Ok(reply));
+            }
             self.deliver_waiting();
             return Ok(());
         }

@@ -56,7 +56,7 @@ pub(crate) struct State {
     /// The last number.
     pub last: u64,
     /// The last journalled position per spool.
-    positions: HashMap<String, (u64, u32)>,
+    pub(super) positions: HashMap<String, (u64, u32)>,
     /// How the turn ended.
     pub terminal: Option<TerminalEvent>,
 }

@@ -54,11 +54,13 @@ async fn the_first_answer_wins_and_the_tool_runs_once() {
     assert_eq!(reason(&unknown.unwrap_err()), "PERMISSION_NOT_FOUND");
     let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
     assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Completed);
-    let answers: Vec<_> = names(&events).into_iter().filter(|name| name.starts_with("permission_answer")).collect();
+    let answers: Vec<_> =
+        names(&events).into_iter().filter(|name| name.starts_with("permission_answer")).collect();
     assert_eq!(answers, ["permission_answer PERMISSION_DECISION_ALLOW PERMISSION_DECIDER_CLIENT"]);
     assert_eq!(std::fs::read_to_string(rig.work.join("ran.txt")).unwrap(), "ran\n");
     // After the end an answer is told what held.
-    let late = client.answer_permission(answer(&turn, &id, PermissionDecision::Deny)).await.unwrap().into_inner();
+    let late =
+        client.answer_permission(answer(&turn, &id, PermissionDecision::Deny)).await.unwrap().into_inner();
     assert_eq!((late.result(), late.decision()), (Answered::AlreadyAnswered, PermissionDecision::Allow));
 }
 
@@ -82,7 +84,8 @@ async fn unanswered_it_is_denied_at_its_deadline_and_the_idle_timer_waits() {
     let (turn, _) = asked(&rig, &mut client, 1).await;
     let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
     assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Completed, "{:?}", names(&events));
-    let answers: Vec<_> = names(&events).into_iter().filter(|name| name.starts_with("permission_answer")).collect();
+    let answers: Vec<_> =
+        names(&events).into_iter().filter(|name| name.starts_with("permission_answer")).collect();
     assert_eq!(answers, ["permission_answer PERMISSION_DECISION_DENY PERMISSION_DECIDER_DEADLINE"]);
     assert!(!rig.work.join("ran.txt").exists());
 }
@@ -95,9 +98,11 @@ async fn a_cancel_takes_the_question_back() {
     turn.cancel(&mut client).await.unwrap();
     let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
     assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Cancelled);
-    let answers: Vec<_> = names(&events).into_iter().filter(|name| name.starts_with("permission_answer")).collect();
+    let answers: Vec<_> =
+        names(&events).into_iter().filter(|name| name.starts_with("permission_answer")).collect();
     assert_eq!(answers, ["permission_answer PERMISSION_DECISION_DENY PERMISSION_DECIDER_CANCEL"]);
-    let late = client.answer_permission(answer(&turn, &id, PermissionDecision::Allow)).await.unwrap().into_inner();
+    let late =
+        client.answer_permission(answer(&turn, &id, PermissionDecision::Allow)).await.unwrap().into_inner();
     assert_eq!(late.result(), Answered::AlreadyAnswered);
     assert!(!rig.work.join("ran.txt").exists());
 }

@@ -37,6 +37,8 @@ pub(crate) struct With {
     pub(crate) failpoints: Option<&'static str>,
     /// Text of the engine's script file.
     pub(crate) script: Option<&'static str>,
+    /// Whether the root is trusted.
+    pub(crate) trust: bool,
     /// Arguments of the runner.
     pub(crate) args: Vec<&'static str>,
 }
@@ -97,7 +99,7 @@ impl Rig {
             text(&file),
             "--state-dir".to_owned(),
             text(&state),
-            "--root".to_owned(),
+            if with.trust { "--trust-root" } else { "--root" }.to_owned(),
             text(&work),
             "--log".to_owned(),
             "debug,h2=warn,hyper=warn,tower=warn".to_owned(),

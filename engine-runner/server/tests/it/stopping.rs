@@ -59,13 +59,15 @@ async fn s43_cancel_in_a_tool_leaves_no_process_of_the_turn() {
     let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
     turn.open(&mut client).await.unwrap();
     let ready = rig.path("ready");
-    let text = format!("[[bash:setsid nohup sleep 1000 >/dev/null 2>&1 & touch {}; sleep 1001]]", ready.display());
+    let text =
+        format!("[[bash:setsid nohup sleep 1000 >/dev/null 2>&1 & touch {}; sleep 1001]]", ready.display());
     turn.send(&mut client, &text).await.unwrap();
     wait_until("the tool runs", BOUND, || ready.exists()).await.unwrap();
     turn.cancel(&mut client).await.unwrap();
     let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
     assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Cancelled);
-    let left: Vec<_> = rig.processes().into_iter().filter(|(_, command)| command.contains("sleep 100")).collect();
+    let left: Vec<_> =
+        rig.processes().into_iter().filter(|(_, command)| command.contains("sleep 100")).collect();
     assert_eq!(left, [], "{:?}", names(&events));
     turn.acknowledge(&mut client).await.unwrap();
     // The engine was ended with what its turn had left behind; nothing of the session is lost.
@@ -113,7 +115,9 @@ async fn s44_cancel_before_the_message_after_the_end_and_of_an_unknown_turn() {
 
 #[tokio::test]
 async fn s44_cancel_while_the_engine_starts() {
-    let rig = Rig::with(With { script: Some("@initialize\n[[pause ms=60000]]\n"), ..With::default() }).await.unwrap();
+    let rig = Rig::with(With { script: Some("@initialize\n[[pause ms=60000]]\n"), ..With::default() })
+        .await
+        .unwrap();
     let mut client = rig.client().await.unwrap();
     let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
     let opening = {
@@ -130,7 +134,10 @@ async fn s44_cancel_while_the_engine_starts() {
 
 #[tokio::test]
 async fn an_engine_that_does_not_open_in_time_is_refused_and_gone() {
-    let with = With { script: Some("@initialize\n[[pause ms=60000]]\n"), ..With::set("engine_start_timeout", "500ms") };
+    let with = With {
+        script: Some("@initialize\n[[pause ms=60000]]\n"),
+        ..With::set("engine_start_timeout", "500ms")
+    };
     let rig = Rig::with(with).await.unwrap();
     let mut client = rig.client().await.unwrap();
     let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
@@ -177,7 +184,9 @@ async fn a_deadline_ends_a_turn_that_is_busy() {
 async fn s34_an_engine_that_dies_fails_its_turn_with_what_is_known() {
     let rig = Rig::start().await.unwrap();
     let mut client = rig.client().await.unwrap();
-    for (number, text) in [(1, "[[stderr:last words]] [[exit code=3]]"), (2, "[[die:SEGV]]"), (3, "[[exit code=0]]")] {
+    for (number, text) in
+        [(1, "[[stderr:last words]] [[exit code=3]]"), (2, "[[die:SEGV]]"), (3, "[[exit code=0]]")]
+    {
         let turn = Turn::new(&rig, "cnv_1", "ses_1", &format!("trn_{number}"), number);
         turn.open(&mut client).await.unwrap();
         turn.send(&mut client, text).await.unwrap();

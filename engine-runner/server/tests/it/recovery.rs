@@ -1,0 +1,340 @@
+//! The runner dies; its turns do not.
+
+use roundhouse_proto::engine::v1::{
+    FailureReason, NumberedEvent, Outcome, event_body::Kind, inspect_response::State,
+    start_or_resume_response::Result as Opened, stream_events_response::Item,
+};
+use roundhouse_test_support::wait_until;
+
+use crate::rig::{BOUND, Rig, Turn, With, names, signal, terminal};
+
+/// All events over a restart: what was seen before it, then the rest after the last number.
+async fn rest(rig: &Rig, turn: &Turn, mut seen: Vec<NumberedEvent>) -> Vec<NumberedEvent> {
+    let mut client = rig.client().await.unwrap();
+    let after = seen.last().map_or(0, |event| event.number);
+    let more = turn.follow(&mut client, after, false).await.unwrap().to_end().await.unwrap();
+    assert_eq!(more.first().map(|event| event.number), Some(after + 1));
+    seen.extend(more);
+    // What is replayed from the start is what was told.
+    let again = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    assert_eq!(again, seen);
+    seen
+}
+
+#[tokio::test]
+async fn kill_in_a_text_and_the_stream_goes_on_without_gap_or_double() {
+    let mut rig = Rig::start().await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    turn.open(&mut client).await.unwrap();
+    let gate = rig.path("gate");
+    turn.send(&mut client, &format!("[[text:one]] [[gate:{}]] [[text:two]]", gate.display())).await.unwrap();
+    let mut follower = turn.follow(&mut client, 0, false).await.unwrap();
+    let seen = follower.until(|kind| matches!(kind, Kind::Text(_))).await.unwrap();
+    rig.service.kill().await.unwrap();
+    assert_eq!(rig.engine_log("\"start\"").len(), 1);
+    rig.again().await.unwrap();
+    std::fs::write(&gate, "").unwrap();
+    let events = rest(&rig, &turn, seen).await;
+    assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Completed);
+    let order = names(&events);
+    assert_eq!(
+        order.iter().filter(|name| name.starts_with("text ")).collect::<Vec<_>>(),
+        ["text one", "text two"]
+    );
+    assert!(order.contains(&"notice KIND_READOPTED".to_owned()), "{order:?}");
+    assert_eq!(rig.engine_log("\"start\"").len(), 1);
+    // The engine is warm again for the next turn.
+    let mut client = rig.client().await.unwrap();
+    turn.acknowledge(&mut client).await.unwrap();
+    let next = Turn::new(&rig, "cnv_1", "ses_1", "trn_2", 2);
+    assert_eq!(next.open(&mut client).await.unwrap().result(), Opened::AlreadyOpen);
+}
+
+#[tokio::test]
+async fn a_turn_that_ended_while_the_runner_was_away_is_told_whole() {
+    let mut rig = Rig::start().await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    turn.open(&mut client).await.unwrap();
+    let (gate, done) = (rig.path("gate"), rig.path("done"));
+    let text = format!(
+        "[[gate:{}]] [[bash:echo x >> ran.txt]] [[text:done]] [[bash:touch {}]]",
+        gate.display(),
+        done.display()
+    );
+    turn.send(&mut client, &text).await.unwrap();
+    let mut follower = turn.follow(&mut client, 0, false).await.unwrap();
+    let seen =
+        follower.until(|kind| matches!(kind, Kind::Phase(phase) if phase.phase() as i32 == 4)).await.unwrap();
+    rig.service.kill().await.unwrap();
+    std::fs::write(&gate, "").unwrap();
+    wait_until("the engine is done", BOUND, || done.exists()).await.unwrap();
+    rig.again().await.unwrap();
+    let events = rest(&rig, &turn, seen).await;
+    assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Completed);
+    assert_eq!(std::fs::read_to_string(rig.work.join("ran.txt")).unwrap(), "x\n");
+}
+
+#[tokio::test]
+async fn unfinished_text_is_shown_again_after_a_restart() {
+    let mut rig = Rig::start().await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    turn.open(&mut client).await.unwrap();
+    turn.send(&mut client, "[[slow chunks=100000 delay=10:word ]]").await.unwrap();
+    let mut follower = turn.follow(&mut client, 0, true).await.unwrap();
+    loop {
+        if let Some(Item::Partial(partial)) = follower.next().await.unwrap() {
+            if partial.offset > 20 {
+                break;
+            }
+        }
+    }
+    rig.service.kill().await.unwrap();
+    rig.again().await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let mut follower = turn.follow(&mut client, 0, true).await.unwrap();
+    let first = loop {
+        if let Some(Item::Partial(partial)) = follower.next().await.unwrap() {
+            break partial;
+        }
+    };
+    assert_eq!(first.offset, 0);
+    assert!(first.text.len() > 20 && first.text.starts_with("word word"), "{}", first.text);
+    turn.cancel(&mut client).await.unwrap();
+    turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+}
+
+#[tokio::test]
+async fn keeper_and_runner_dead_after_the_engine_took_the_message_is_process() {
+    let mut rig = Rig::start().await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    turn.open(&mut client).await.unwrap();
+    turn.send(&mut client, "[[text:said]] [[bash:sleep 1000]]").await.unwrap();
+    let mut follower = turn.follow(&mut client, 0, false).await.unwrap();
+    let seen = follower.until(|kind| matches!(kind, Kind::ToolCall(_))).await.unwrap();
+    let keeper = turn.inspect(&mut client).await.unwrap().process.unwrap().keeper_pid;
+    rig.service.kill().await.unwrap();
+    signal(u32::try_from(keeper).unwrap(), "KILL").unwrap();
+    wait_until("nothing outlives its keeper", BOUND, || rig.processes().is_empty()).await.unwrap();
+    rig.again().await.unwrap();
+    let events = rest(&rig, &turn, seen).await;
+    let ended = terminal(&events).unwrap();
+    let failure = ended.failure.clone().unwrap();
+    assert_eq!(
+        (ended.outcome(), failure.reason()),
+        (Outcome::Failed, FailureReason::Process),
+        "{:?}",
+        names(&events)
+    );
+    assert!(failure.retryable && ended.session_resumable && ended.result.contains("said"), "{ended:?}");
+}
+
+#[tokio::test]
+async fn a_keeper_that_dies_under_a_living_runner_ends_the_turn() {
+    let rig = Rig::start().await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    turn.open(&mut client).await.unwrap();
+    turn.send(&mut client, "[[text:said]] [[stall]]").await.unwrap();
+    let mut follower = turn.follow(&mut client, 0, false).await.unwrap();
+    follower.until(|kind| matches!(kind, Kind::Text(_))).await.unwrap();
+    let keeper = turn.inspect(&mut client).await.unwrap().process.unwrap().keeper_pid;
+    signal(u32::try_from(keeper).unwrap(), "KILL").unwrap();
+    let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    assert_eq!(terminal(&events).unwrap().failure.unwrap().reason(), FailureReason::Process);
+    wait_until("nothing outlives its keeper", BOUND, || rig.processes().is_empty()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_stopped_keeper_is_killed_by_a_cancel() {
+    let with = With::set("keeper_timeout", "500ms")
+        .and("cancel_interrupt_grace", "200ms")
+        .and("cancel_term_grace", "200ms");
+    let rig = Rig::with(with).await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    turn.open(&mut client).await.unwrap();
+    turn.send(&mut client, "[[text:said]] [[stall]]").await.unwrap();
+    let mut follower = turn.follow(&mut client, 0, false).await.unwrap();
+    follower.until(|kind| matches!(kind, Kind::Text(_))).await.unwrap();
+    let keeper = u32::try_from(turn.inspect(&mut client).await.unwrap().process.unwrap().keeper_pid).unwrap();
+    signal(keeper, "STOP").unwrap();
+    turn.cancel(&mut client).await.unwrap();
+    let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Cancelled, "{:?}", names(&events));
+    wait_until("nothing is left", BOUND, || rig.processes().is_empty()).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_idle_engine_is_taken_up_and_an_ended_turn_waits_for_acknowledge() {
+    let mut rig = Rig::start().await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    turn.open(&mut client).await.unwrap();
+    turn.send(&mut client, "[[text:one]]").await.unwrap();
+    let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    rig.service.kill().await.unwrap();
+    rig.again().await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    assert_eq!(turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap(), events);
+    let seen = turn.inspect(&mut client).await.unwrap();
+    assert_eq!((seen.state(), seen.acknowledged), (State::Ended, false));
+    turn.acknowledge(&mut client).await.unwrap();
+    let next = Turn::new(&rig, "cnv_1", "ses_1", "trn_2", 2);
+    assert_eq!(next.open(&mut client).await.unwrap().result(), Opened::AlreadyOpen);
+    next.send(&mut client, "[[recall]]").await.unwrap();
+    let events = next.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    assert!(terminal(&events).unwrap().result.contains("[[text:one]]"));
+    assert_eq!(rig.engine_log("\"start\"").len(), 1);
+}
+
+#[tokio::test]
+async fn an_orderly_stop_closes_idle_engines_and_leaves_running_turns_to_their_keepers() {
+    let mut rig = Rig::start().await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let idle = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    idle.run(&mut client, "[[text:one]]").await.unwrap();
+    let turn = Turn::new(&rig, "cnv_2", "ses_2", "trn_2", 1);
+    turn.open(&mut client).await.unwrap();
+    let gate = rig.path("gate");
+    turn.send(&mut client, &format!("[[text:a]] [[gate:{}]] [[text:b]]", gate.display())).await.unwrap();
+    let mut follower = turn.follow(&mut client, 0, false).await.unwrap();
+    let seen = follower.until(|kind| matches!(kind, Kind::Text(_))).await.unwrap();
+    let status = rig.service.stop("TERM", BOUND).await.unwrap();
+    assert!(status.success(), "{status}");
+    let left = rig.processes();
+    assert_eq!(left.iter().filter(|(_, command)| command.contains("fake-engine")).count(), 1, "{left:?}");
+    rig.again().await.unwrap();
+    std::fs::write(&gate, "").unwrap();
+    let events = rest(&rig, &turn, seen).await;
+    assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Completed);
+}
+
+#[tokio::test]
+async fn stop_turns_cancels_them_and_leaves_no_process() {
+    let mut rig = Rig::with(With { args: vec!["--stop-turns"], ..With::default() }).await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    turn.open(&mut client).await.unwrap();
+    turn.send(&mut client, "[[stall]]").await.unwrap();
+    rig.service.stop("TERM", BOUND).await.unwrap();
+    assert_eq!(rig.processes(), []);
+    rig.again().await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Cancelled);
+}
+
+#[cfg(feature = "failpoints")]
+mod points {
+    use super::*;
+
+    /// Runs a turn into a failpoint, starts the runner again, and answers the turn's end and what came after it.
+    async fn crash(point: &'static str, text: &str) -> (Rig, Turn) {
+        let mut rig = Rig::with(With::failpoint(point)).await.unwrap();
+        let mut client = rig.client().await.unwrap();
+        let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+        // Whichever call meets the point fails; what is durable by then is what counts.
+        if turn.open(&mut client).await.is_ok() {
+            let _ = turn.send(&mut client, text).await;
+        }
+        rig.service.wait_exit(BOUND).await.unwrap();
+        rig.again().await.unwrap();
+        (rig, turn)
+    }
+
+    /// What a control plane does after a restart: repeat what it does not know to be done.
+    async fn go_on(rig: &Rig, turn: &Turn, text: &str) -> Vec<NumberedEvent> {
+        let mut client = rig.client().await.unwrap();
+        let state = turn.inspect(&mut client).await.unwrap().state();
+        if matches!(state, State::Unknown | State::Opened) {
+            turn.open(&mut client).await.unwrap();
+            turn.send(&mut client, text).await.unwrap();
+        }
+        turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn at_every_point_before_the_end_the_turn_completes_once() {
+        for point in [
+            "runner::turn_opened=return",
+            "runner::before_spawn=return",
+            "runner::after_spawn=return",
+            "runner::message_journalled=return",
+            "runner::message_written=return",
+            "runner::journalled=1*return",
+            "runner::journalled=2*return",
+            "runner::journalled=3*return",
+            "runner::journalled=5*return",
+            "runner::synced=2*return",
+            "runner::before_terminal=return",
+            "runner::synced=3*return",
+        ] {
+            let text = "[[append path=ran.txt:x]] [[text:done]]";
+            let (rig, turn) = crash(point, text).await;
+            let events = go_on(&rig, &turn, text).await;
+            let ended = terminal(&events).unwrap();
+            assert_eq!(ended.outcome(), Outcome::Completed, "{point}: {:?}", names(&events));
+            let order = names(&events);
+            for once in ["phase PHASE_ACCEPTED", "text done", "session STATE_OPENED", "tool_call Write"] {
+                assert_eq!(
+                    order.iter().filter(|name| *name == once).count(),
+                    1,
+                    "{point}: {once} in {order:?}"
+                );
+            }
+            assert_eq!(std::fs::read_to_string(rig.work.join("ran.txt")).unwrap(), "x\n", "{point}");
+            let mut client = rig.client().await.unwrap();
+            turn.acknowledge(&mut client).await.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn at_every_point_the_numbers_that_were_told_stand() {
+        for count in 1..=6 {
+            let point: &'static str =
+                Box::leak(format!("runner::journalled={count}*return").into_boxed_str());
+            let mut rig = Rig::with(With::failpoint(point)).await.unwrap();
+            let mut client = rig.client().await.unwrap();
+            let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+            let text = "[[text:one]] [[bash:echo x >> ran.txt]] [[text:two]]";
+            let mut seen = Vec::new();
+            if turn.open(&mut client).await.is_ok() {
+                let follower = turn.follow(&mut client, 0, false).await;
+                let _ = turn.send(&mut client, text).await;
+                if let Ok(mut follower) = follower {
+                    while let Ok(Some(item)) = follower.next().await {
+                        if let Item::Event(event) = item {
+                            seen.push(event);
+                        }
+                    }
+                }
+            }
+            rig.service.wait_exit(BOUND).await.unwrap();
+            rig.again().await.unwrap();
+            let all = go_on(&rig, &turn, text).await;
+            assert_eq!(all[..seen.len()], seen[..], "{point}");
+            assert_eq!(terminal(&all).unwrap().outcome(), Outcome::Completed, "{point}: {:?}", names(&all));
+            assert_eq!(std::fs::read_to_string(rig.work.join("ran.txt")).unwrap(), "x\n", "{point}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_tombstone_that_was_written_answers_though_the_journal_stayed() {
+        let mut rig = Rig::with(With::failpoint("runner::tombstone=return")).await.unwrap();
+        let mut client = rig.client().await.unwrap();
+        let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+        turn.open(&mut client).await.unwrap();
+        turn.send(&mut client, "[[text:one]]").await.unwrap();
+        turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+        let _ = turn.acknowledge(&mut client).await;
+        rig.service.wait_exit(BOUND).await.unwrap();
+        rig.again().await.unwrap();
+        let mut client = rig.client().await.unwrap();
+        turn.acknowledge(&mut client).await.unwrap();
+        assert!(turn.inspect(&mut client).await.unwrap().acknowledged);
+    }
+}

@@ -1,0 +1,227 @@
+//! Sessions over many processes: warm, resumed, replaced, and never silently forgetful.
+
+use std::path::PathBuf;
+
+use pretty_assertions::assert_eq;
+use roundhouse_proto::engine::v1::{
+    FailureReason, ListSessionsRequest, Outcome, event_body::Kind, start_or_resume_response::Result as Opened,
+};
+use roundhouse_test_support::wait_until;
+
+use crate::rig::{BOUND, Client, Rig, Turn, With, kind, names, reason, terminal};
+
+/// The session's own file in the engine's home.
+fn session_file(rig: &Rig) -> PathBuf {
+    fn find(directory: &std::path::Path) -> Option<PathBuf> {
+        for entry in std::fs::read_dir(directory).ok()?.flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                if let Some(found) = find(&path) {
+                    return Some(found);
+                }
+            } else if path.extension().is_some_and(|extension| extension == "jsonl") {
+                return Some(path);
+            }
+        }
+        None
+    }
+    find(&rig.state.join("homes")).expect("a session file")
+}
+
+async fn close(client: &mut Client) {
+    let request = roundhouse_proto::engine::v1::CloseSessionRequest { session_id: "ses_1".into() };
+    assert!(client.close_session(request).await.unwrap().into_inner().was_open);
+}
+
+async fn ask(client: &mut Client, turn: &Turn, text: &str) -> String {
+    turn.send(client, text).await.unwrap();
+    let events = turn.follow(client, 0, false).await.unwrap().to_end().await.unwrap();
+    turn.acknowledge(client).await.unwrap();
+    let ended = terminal(&events).unwrap();
+    assert_eq!(ended.outcome(), Outcome::Completed, "{:?}", names(&events));
+    ended.result
+}
+
+#[tokio::test]
+async fn a_ttl_between_turns_raises_no_false_alarm() {
+    let rig = Rig::with(With::set("warm_ttl", "10ms")).await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    for number in 1..=6 {
+        let turn = Turn::new(&rig, "cnv_1", "ses_1", &format!("trn_{number}"), number);
+        let opened = turn.open(&mut client).await.unwrap().result();
+        assert_eq!(opened, if number == 1 { Opened::Started } else { Opened::Resumed });
+        let result = ask(&mut client, &turn, &format!("number {number} [[recall]]")).await;
+        for earlier in 1..=number {
+            assert!(result.contains(&format!("number {earlier}")), "{number}: {result}");
+        }
+        wait_until("the engine is closed", BOUND, || rig.processes().is_empty()).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn s14_damaged_files_are_found_before_a_resume_and_the_same_turn_goes_on_in_another_session() {
+    type Damage = (&'static str, fn(&PathBuf));
+    let damages: [Damage; 6] = [
+        ("cut", |path| {
+            let length = std::fs::metadata(path).unwrap().len();
+            std::fs::File::options().write(true).open(path).unwrap().set_len(length / 2).unwrap();
+        }),
+        ("garbage row", |path| {
+            let text = std::fs::read_to_string(path).unwrap();
+            let mut rows: Vec<_> = text.lines().collect();
+            let middle = rows.len() / 2;
+            rows[middle] = "{garbage";
+            std::fs::write(path, rows.join("\n") + "\n").unwrap();
+        }),
+        ("garbage first row", |path| {
+            let text = std::fs::read_to_string(path).unwrap();
+            std::fs::write(path, format!("x{}", &text[1..])).unwrap();
+        }),
+        ("zero length", |path| std::fs::write(path, "").unwrap()),
+        ("deleted", |path| std::fs::remove_file(path).unwrap()),
+        ("a directory", |path| {
+            std::fs::remove_file(path).unwrap();
+            std::fs::create_dir(path).unwrap();
+        }),
+    ];
+    for (what, damage) in damages {
+        let rig = Rig::start().await.unwrap();
+        let mut client = rig.client().await.unwrap();
+        let first = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+        first.open(&mut client).await.unwrap();
+        ask(&mut client, &first, "[[text:one]]").await;
+        close(&mut client).await;
+        damage(&session_file(&rig));
+        let mut second = Turn::new(&rig, "cnv_1", "ses_1", "trn_2", 2);
+        let opened = second.open(&mut client).await.unwrap();
+        assert_eq!(opened.result(), Opened::Unusable, "{what}");
+        assert!(!opened.unusable_reason.is_empty(), "{what}");
+        // Asked again, the answer is the same.
+        assert_eq!(second.open(&mut client).await.unwrap().result(), Opened::Unusable, "{what}");
+        second.request.session_id = "ses_2".into();
+        second.request.replaces = "ses_1".into();
+        second.request.context = "what was said before".into();
+        assert_eq!(second.open(&mut client).await.unwrap().result(), Opened::Started, "{what}");
+        second.send(&mut client, "[[recall]]").await.unwrap();
+        let events = second.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+        let order = names(&events);
+        assert_eq!(order[0], "session STATE_UNUSABLE", "{what}: {order:?}");
+        let replaced = events.iter().filter_map(kind).any(|kind| {
+            matches!(kind, Kind::Session(s) if s.replaces == "ses_1" && s.history_given && s.origin as i32 == 3)
+        });
+        assert!(replaced, "{what}: {order:?}");
+        assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Completed);
+        second.acknowledge(&mut client).await.unwrap();
+        // Nothing makes it usable again.
+        let third = Turn::new(&rig, "cnv_1", "ses_1", "trn_3", 3);
+        assert_eq!(third.open(&mut client).await.unwrap().result(), Opened::Unusable, "{what}");
+    }
+}
+
+#[tokio::test]
+async fn an_unusable_session_that_nobody_replaces_fails_its_turn() {
+    let rig = Rig::with(With::set("unusable_wait", "300ms")).await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let first = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    first.open(&mut client).await.unwrap();
+    ask(&mut client, &first, "[[text:one]]").await;
+    close(&mut client).await;
+    std::fs::remove_file(session_file(&rig)).unwrap();
+    let second = Turn::new(&rig, "cnv_1", "ses_1", "trn_2", 2);
+    second.open(&mut client).await.unwrap();
+    let events = second.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    let ended = terminal(&events).unwrap();
+    assert_eq!(ended.failure.unwrap().reason(), FailureReason::SessionUnusable);
+}
+
+#[tokio::test]
+async fn s11_another_prompt_model_or_effort_gets_another_process_on_the_same_session() {
+    let rig = Rig::start().await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let first = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    first.open(&mut client).await.unwrap();
+    ask(&mut client, &first, "first [[text:one]]").await;
+    let mut second = Turn::new(&rig, "cnv_1", "ses_1", "trn_2", 2);
+    second.request.agent_prompt = "You are another test.".into();
+    let opened = second.open(&mut client).await.unwrap();
+    assert_eq!((opened.result(), opened.prompt_applied), (Opened::Resumed, true));
+    assert!(ask(&mut client, &second, "second [[recall]]").await.contains("first"));
+    let mut third = Turn::new(&rig, "cnv_1", "ses_1", "trn_3", 3);
+    third.request.agent_prompt = "You are another test.".into();
+    third.request.effort = Some("high".into());
+    let opened = third.open(&mut client).await.unwrap();
+    assert_eq!((opened.result(), opened.prompt_applied), (Opened::Resumed, false));
+    assert!(ask(&mut client, &third, "[[recall]]").await.contains("second"));
+    let starts = rig.engine_log("\"start\"");
+    assert_eq!(starts.len(), 3);
+    assert!(starts[1].contains("You are another test.") && starts[2].contains("high"), "{starts:?}");
+}
+
+#[tokio::test]
+async fn the_least_recently_used_engine_makes_room() {
+    let rig = Rig::with(With::set("max_warm_engines", 2)).await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    for number in 1..=3 {
+        let turn =
+            Turn::new(&rig, &format!("cnv_{number}"), &format!("ses_{number}"), &format!("trn_{number}"), 1);
+        turn.run(&mut client, "[[text:x]]").await.unwrap();
+    }
+    let list = client.list_sessions(ListSessionsRequest::default()).await.unwrap().into_inner().sessions;
+    let warm: Vec<_> = list.iter().map(|session| (session.session_id.as_str(), session.warm)).collect();
+    assert_eq!(warm, [("ses_1", false), ("ses_2", true), ("ses_3", true)]);
+    let page = |token: &str| ListSessionsRequest { page_size: 2, page_token: token.into() };
+    let first = client.list_sessions(page("")).await.unwrap().into_inner();
+    let second = client.list_sessions(page(&first.next_page_token)).await.unwrap().into_inner();
+    assert_eq!((first.sessions.len(), second.sessions.len(), second.next_page_token.as_str()), (2, 1, ""));
+}
+
+#[tokio::test]
+async fn a_session_belongs_to_one_conversation_and_its_turns_come_one_by_one() {
+    let rig = Rig::start().await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let first = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    first.open(&mut client).await.unwrap();
+    let second = Turn::new(&rig, "cnv_1", "ses_2", "trn_2", 1);
+    assert_eq!(reason(&second.open(&mut client).await.unwrap_err()), "TURN_IN_PROGRESS");
+    ask(&mut client, &first, "[[text:one]]").await;
+    let foreign = Turn::new(&rig, "cnv_2", "ses_1", "trn_3", 1);
+    assert_eq!(reason(&foreign.open(&mut client).await.unwrap_err()), "WRONG_STATE");
+    // The refused opening left neither a turn nor a held slot.
+    second.open(&mut client).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_engine_that_is_missing_is_refused_by_name() {
+    let rig = Rig::with(With {
+        args: vec!["--set", "engines.claude-code.executable=/nonexistent"],
+        ..With::default()
+    })
+    .await
+    .unwrap();
+    let mut client = rig.client().await.unwrap();
+    let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    assert_eq!(reason(&turn.open(&mut client).await.unwrap_err()), "ENGINE_MISSING");
+}
+
+#[tokio::test]
+async fn an_idle_engine_that_died_is_replaced_before_the_message_is_given() {
+    let rig = Rig::start().await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    turn.open(&mut client).await.unwrap();
+    let keeper = turn.inspect(&mut client).await.unwrap().process.unwrap().keeper_pid;
+    crate::rig::signal(u32::try_from(keeper).unwrap(), "KILL").unwrap();
+    wait_until("another process is there", BOUND, || rig.engine_log("\"start\"").len() == 2).await.unwrap();
+    let mut result = turn.send(&mut client, "[[text:fine]]").await;
+    for _ in 0..200 {
+        if result.is_ok() {
+            break;
+        }
+        // Not open again yet: a caller tries again.
+        turn.open(&mut client).await.unwrap();
+        result = turn.send(&mut client, "[[text:fine]]").await;
+    }
+    result.unwrap();
+    let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    assert_eq!(terminal(&events).unwrap().result, "fine", "{:?}", names(&events));
+}
