@@ -3,7 +3,7 @@
 use std::{path::Path, process::Stdio};
 
 use anyhow::{Context as _, ensure};
-use roundhouse_test_support::{Agent, BRIEF, LONG, NORMAL, Stack, StackOptions, bins, wait_until};
+use roundhouse_test_support::{Agent, LONG, NORMAL, Stack, StackOptions, bins};
 use serde_json::Value;
 use tokio::process::Command;
 
@@ -176,7 +176,16 @@ async fn a_permission_is_answered_from_the_command_line() -> anyhow::Result<()> 
 }
 
 #[tokio::test]
-async fn up_starts_both_services_and_leaves_no_process() -> anyhow::Result<()> {
+async fn up_starts_both_services_and_leaves_no_process_after_ctrl_c() -> anyhow::Result<()> {
+    up_and_down("INT").await
+}
+
+#[tokio::test]
+async fn up_leaves_no_process_after_kill_9() -> anyhow::Result<()> {
+    up_and_down("KILL").await
+}
+
+async fn up_and_down(signal: &str) -> anyhow::Result<()> {
     // A stack lends its model, its workspace and its directory; its own services stop first.
     let mut stack = Stack::start().await?;
     stack.kill_both().await?;
@@ -211,8 +220,15 @@ async fn up_starts_both_services_and_leaves_no_process() -> anyhow::Result<()> {
     ensure!(sent.code == Some(0) && sent.stdout.trim() == "up", "{sent:?}");
     ensure!(stack.census().len() >= 4, "up, two services and an engine live");
 
-    roundhouse_test_support::signal(pid, "INT")?;
-    tokio::time::timeout(NORMAL, up.wait()).await.context("Ctrl-C does not end it")??;
-    wait_until("nothing is left", BRIEF, || stack.census().is_empty()).await?;
-    stack.wait_nothing_left(BRIEF).await
+    // In the middle of a turn, too.
+    let running =
+        command(&home, &["--server", &url, "send", "-a", "builder", "-C", &workspace, "[[hang]] never"])?;
+    let sent = { running }.output().await?;
+    ensure!(sent.status.success(), "{sent:?}");
+    stack.model.wait_for_text("never", 1, NORMAL).await?;
+    roundhouse_test_support::signal(pid, signal)?;
+    tokio::time::timeout(NORMAL, up.wait())
+        .await
+        .with_context(|| format!("SIG{signal} does not end it"))??;
+    stack.wait_nothing_left(NORMAL).await
 }

@@ -4,6 +4,7 @@
 
 mod agents;
 mod cancel;
+mod chaos;
 mod command_line;
 mod damage;
 mod durability;

@@ -149,3 +149,22 @@ async fn a_slow_reader_never_slows_a_turn() -> anyhow::Result<()> {
     }
     Ok(())
 }
+
+#[tokio::test]
+async fn a_model_that_hangs_in_mid_stream_is_caught_by_our_own_watchdog() -> anyhow::Result<()> {
+    // The real engine, which would wait for minutes.
+    let stack = Stack::start_with(StackOptions::default().set("runner.idle_timeout", "3s")).await?;
+    let conversation = stack.conversation().await?;
+    let follower = stack.control.follow(&conversation);
+    let turn = stack.control.begin(&conversation, "[[text:so far]][[stall]] hang").await?;
+    let got = expect_outcome(&stack, &follower, &turn, Outcome::Failed).await?;
+    let failure = turn_of(&got).failure.clone().context("a failed turn says why")?;
+    assert_eq!(failure.reason(), FailureReason::IdleTimeout, "{failure:?}");
+    assert!(failure.retryable, "{failure:?}");
+    let messages = stack.control.messages(&conversation).await?;
+    let last = messages.last().context("messages")?;
+    assert_eq!((last.text.as_str(), last.incomplete), ("so far", true), "what was said is kept");
+    let next = stack.control.run(&conversation, "[[text:back]] again", NORMAL).await?;
+    assert_eq!(answer_of(&next), "back", "{:?}", turn_of(&next));
+    Ok(())
+}

@@ -153,3 +153,27 @@ async fn a_request_survives_the_runner_and_is_answered_after_it() -> anyhow::Res
     assert_eq!(answers(&follower, &turn).len(), 1);
     Ok(())
 }
+
+#[tokio::test]
+async fn accept_edits_edits_without_asking_and_asks_for_the_rest() -> anyhow::Result<()> {
+    let options = StackOptions::default().agents(&[Agent::new("builder").permissions("accept-edits")]);
+    let stack = Stack::start_with(options).await?;
+    let conversation = stack.conversation().await?;
+    let follower = stack.control.follow(&conversation);
+    let file = stack.workspace.path().join("written");
+    let text = format!(
+        "[[write path={}:hello]][[bash:python3 -c 'open(\"made\", \"w\")']][[text:through]] edit and run",
+        file.display()
+    );
+    let turn = stack.control.begin(&conversation, &text).await?;
+    let permission = wait_for("the command is asked for", NORMAL, || async {
+        Ok(stack.control.permissions(&conversation, false).await?.pop())
+    })
+    .await?;
+    assert_eq!(permission.request.map(|request| request.tool).as_deref(), Some("Bash"));
+    assert_eq!(stack.workspace.read("written").as_deref(), Some("hello"), "the edit was not asked for");
+    assert!(answer(&stack.control, &permission.request_id, PermissionDecision::Deny).await?);
+    expect_outcome(&stack, &follower, &turn, Outcome::Completed).await?;
+    assert_eq!(stack.workspace.read("made"), None);
+    Ok(())
+}

@@ -92,3 +92,22 @@ async fn s33_a_client_that_leaves_cancels_nothing() -> anyhow::Result<()> {
     late.wait_terminal(&turn, BRIEF).await?;
     Ok(())
 }
+
+#[tokio::test]
+async fn a_message_of_a_mebibyte_reaches_the_model_whole_and_a_larger_one_is_refused() -> anyhow::Result<()> {
+    let stack = Stack::start().await?;
+    let conversation = stack.conversation().await?;
+    let head = "[[text:read]] a long story: ";
+    let text = format!("{head}{}", "x".repeat((1 << 20) - head.len()));
+    stack.control.run_answered(&conversation, &text, "read", NORMAL).await?;
+    let requests = stack.model.requests_for("a long story");
+    assert_eq!(requests.len(), 1);
+    assert!(
+        requests[0].conversation().texts().iter().any(|(_, sent)| *sent == text),
+        "it was cut on its way"
+    );
+    let status =
+        stack.control.send_as("too-long", &conversation, &format!("{text}x")).await.expect_err("too long");
+    assert_eq!((status.code(), reason_of(&status).as_str()), (Code::InvalidArgument, "FIELD_INVALID"));
+    Ok(())
+}

@@ -1,7 +1,7 @@
 //! One message, one answer: what everything else stands on.
 
 use roundhouse_proto::{control::v1::TurnStatus, engine::v1::Origin};
-use roundhouse_test_support::{NORMAL, Stack};
+use roundhouse_test_support::{BRIEF, NORMAL, Stack};
 
 #[tokio::test]
 async fn a_message_is_answered_by_the_real_engine_and_its_session_stays_warm() -> anyhow::Result<()> {
@@ -30,5 +30,34 @@ async fn a_message_is_answered_by_the_real_engine_and_its_session_stays_warm() -
     follower.check()?;
     assert_eq!(stack.model.count_for("first question"), 1);
     assert_eq!(stack.model.count_for("second question"), 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn s42_usage_counts_every_request_of_a_turn_and_none_of_another() -> anyhow::Result<()> {
+    let stack = Stack::start().await?;
+    let conversation = stack.conversation().await?;
+    // 100 in, 25 out, 20 read and 10 written for each request, unless a script says otherwise.
+    let tool = stack.control.run(&conversation, "[[bash:true]][[text:a]] with a tool", NORMAL).await?;
+    let plain = stack.control.run(&conversation, "[[text:b]] without", NORMAL).await?;
+    let session = plain.turn.clone().unwrap_or_default().session_id;
+    let close = roundhouse_proto::engine::v1::CloseSessionRequest { session_id: session };
+    stack.runner_client()?.close_session(close).await?;
+    stack.wait_nothing_left(BRIEF).await?;
+    let resumed = stack.control.run(&conversation, "[[text:c]] in a new process", NORMAL).await?;
+    let failed = stack
+        .control
+        .run(&conversation, "[[bash:true]][[error 403:no]] fails after a request", NORMAL)
+        .await?;
+    for (got, requests) in [(tool, 2), (plain, 1), (resumed, 1), (failed, 1)] {
+        let turn = got.turn.unwrap_or_default();
+        let usage = turn.usage.clone().unwrap_or_default();
+        assert!(usage.complete, "{turn:?}");
+        let [model] = &usage.models[..] else { panic!("one model: {turn:?}") };
+        let counted =
+            (model.input_tokens, model.output_tokens, model.cache_read_tokens, model.cache_write_tokens);
+        let wanted = (Some(100 * requests), Some(25 * requests), Some(20 * requests), Some(10 * requests));
+        assert_eq!(counted, wanted, "{turn:?}");
+    }
     Ok(())
 }
