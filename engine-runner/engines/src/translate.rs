@@ -107,6 +107,9 @@ pub struct SessionCarry {
     pub prompt: Option<String>,
     /// The newest turn in the engine's own list at the end of the last turn; unset before the first.
     pub last_turn: Option<String>,
+    /// Names that this process was told not to expand in messages. Told anew to each process.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub switched_off: Vec<String>,
     /// The session's usage at the end of the last turn; unset when nobody knows.
     pub usage_total: Option<TokenTotals>,
 }

@@ -53,6 +53,16 @@ pub(super) fn opening(setup: &Setup) -> Vec<StdinLine> {
     lines
 }
 
+/// The operation id of the question whether a turn made skills.
+pub(super) fn recheck_op(turn_id: &str) -> String {
+    format!("skills.{turn_id}")
+}
+
+/// Asks which skills there are after a turn, in the process's own directory: the workspace.
+pub(super) fn recheck_skills(turn_id: &str) -> StdinLine {
+    request(&recheck_op(turn_id), "skills/list", json!({"forceReload": true}))
+}
+
 /// Starts the thread, or resumes it.
 pub(super) fn thread(setup: &Setup, resume: Option<&str>, skills: &[String]) -> StdinLine {
     match resume {

@@ -10,7 +10,7 @@ use crate::{
 
 use super::{
     super::{classify, stdin},
-    Cleaning, CodexTranslator, Stage,
+    Asking, CodexTranslator, Stage,
     requests::withdrawn,
 };
 
@@ -38,11 +38,21 @@ impl CodexTranslator {
             })
             .collect();
         out.extend(ended.into_iter().map(|(delivery_id, end)| Output::DeliveryEnded { delivery_id, end }));
+        for asked in self.asked.iter().filter(|asked| !asked.answered) {
+            self.tools.never_ran(&asked.item);
+        }
         if (stopped || self.tools.commands_running())
             && let (Some(turn_id), Some(thread)) = (self.open.turn_id.as_deref(), self.thread())
         {
             out.push(Output::Reply(stdin::clean(turn_id, thread)));
-            self.cleaning = Cleaning::Asked;
+            self.cleaning = Asking::Asked;
+        }
+        // A tool may have made a skill, whose name in the next message would then be expanded.
+        if self.tools.called > 0
+            && let Some(turn_id) = self.open.turn_id.as_deref()
+        {
+            out.push(Output::Reply(stdin::recheck_skills(turn_id)));
+            self.checking = Asking::Asked;
         }
         self.maybe_end(out);
     }
@@ -53,12 +63,12 @@ impl CodexTranslator {
             return;
         }
         let owed = match self.cleaning {
-            Cleaning::NotAsked => false,
-            Cleaning::Asked => true,
+            Asking::NotAsked => false,
+            Asking::Asked => true,
             // Their ends come right after the answer.
-            Cleaning::Answered => self.tools.commands_running(),
+            Asking::Answered => self.tools.commands_running(),
         };
-        if owed {
+        if owed || self.checking == Asking::Asked {
             if !self.settling {
                 self.settling = true;
                 out.push(Output::Settling);

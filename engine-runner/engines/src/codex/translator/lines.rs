@@ -12,7 +12,7 @@ use crate::{
 
 use super::{
     super::{classify::TurnError, stdin},
-    Cleaning, CodexTranslator, Stage,
+    Asking, CodexTranslator, Stage, opening,
 };
 
 /// The most bytes of a text that a notice quotes.
@@ -77,8 +77,17 @@ impl CodexTranslator {
         }
         let Some(turn_id) = self.open.turn_id.as_deref() else { return };
         if id == stdin::clean_op(turn_id) {
-            if self.cleaning == Cleaning::Asked {
-                self.cleaning = Cleaning::Answered;
+            if self.cleaning == Asking::Asked {
+                self.cleaning = Asking::Answered;
+                self.maybe_end(out);
+            }
+            return;
+        }
+        if id == stdin::recheck_op(turn_id) {
+            if self.checking == Asking::Asked {
+                self.checking = Asking::Answered;
+                let found = opening::skill_names(result);
+                self.skills_changed |= found.iter().any(|name| !self.session.switched_off.contains(name));
                 self.maybe_end(out);
             }
             return;
@@ -225,9 +234,9 @@ impl CodexTranslator {
         self.turn.started = true;
         self.turn.error = TurnError::read(turn.get("error")).or_else(|| self.turn.error.take());
         self.retrying = false;
-        let answers =
-            wire::list(turn, "items").iter().filter(|item| wire::text(item, "type") == Some("agentMessage"));
-        self.answer = answers.last().and_then(|item| wire::text(item, "text")).map(str::to_owned);
+        let said = |item: &&Value| wire::text(item, "type") == Some("agentMessage");
+        let answer = wire::list(turn, "items").iter().rev().find(said);
+        self.answer = answer.and_then(|item| wire::text(item, "text")).map(str::to_owned);
         self.turn_over(status, out);
     }
 

@@ -63,6 +63,8 @@ struct Asked {
     request_id: String,
     /// The engine's id of the request: a number.
     native_id: Value,
+    /// The item it is about, as the engine names it.
+    item: String,
     frame: u64,
     /// An answer is on its way.
     answered: bool,
@@ -79,9 +81,9 @@ struct NativeTurn {
     error: Option<TurnError>,
 }
 
-/// Whether commands that outlive the turn are being ended.
+/// How far a question is that is asked when a turn ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Cleaning {
+enum Asking {
     NotAsked,
     Asked,
     Answered,
@@ -105,7 +107,10 @@ pub(super) struct CodexTranslator {
     given: Vec<Given>,
     asked: Vec<Asked>,
     turn: NativeTurn,
-    cleaning: Cleaning,
+    /// The commands that outlive the turn are to be ended.
+    cleaning: Asking,
+    /// Whether the turn's tools made new skills.
+    checking: Asking,
     /// A turn that is not ours runs.
     foreign: Option<String>,
     items: Items,
@@ -152,6 +157,7 @@ impl CodexTranslator {
         let opening = Opening::new(&open, setup.as_ref());
         let fresh = open.opening == Some(OpenMode::Start);
         let base = session.usage_total.or_else(|| fresh.then(Default::default));
+        session.usage_total = base;
         Self {
             usage: UsageSum::new(base),
             carry,
@@ -164,7 +170,8 @@ impl CodexTranslator {
             given: Vec::new(),
             asked: Vec::new(),
             turn: NativeTurn::default(),
-            cleaning: Cleaning::NotAsked,
+            cleaning: Asking::NotAsked,
+            checking: Asking::NotAsked,
             foreign: None,
             items: Items::default(),
             tools: Tools::default(),
@@ -349,7 +356,7 @@ impl Translator for CodexTranslator {
                 && !self.gone
                 && self.foreign.is_none()
                 && !self.skills_changed
-                && self.cleaning != Cleaning::Asked
+                && self.cleaning != Asking::Asked
                 && (ended || self.given.is_empty())
                 && self.doomed.is_none()
                 && self.thread().is_some(),

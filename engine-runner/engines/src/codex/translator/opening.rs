@@ -55,6 +55,21 @@ impl Opening {
     }
 }
 
+/// The names of the skills that a list holds.
+pub(super) fn skill_names(result: Option<&Value>) -> Vec<String> {
+    let mut names: Vec<String> = result
+        .map_or(&[][..], |result| wire::list(result, "data"))
+        .iter()
+        .flat_map(|entry| wire::list(entry, "skills"))
+        .filter_map(|skill| wire::word(skill, "name"))
+        .take(MANY)
+        .map(limit::short)
+        .collect();
+    names.sort();
+    names.dedup();
+    names
+}
+
 impl CodexTranslator {
     /// An answer to a request of the opening. `result` is unset for a refusal.
     pub(super) fn opening_answer(
@@ -120,18 +135,10 @@ impl CodexTranslator {
 
     fn skills_listed(&mut self, result: Option<&Value>, out: &mut Vec<Output>) {
         let Some(setup) = &self.setup else { return };
-        let mut names: Vec<String> = result
-            .map_or(&[][..], |result| wire::list(result, "data"))
-            .iter()
-            .flat_map(|entry| wire::list(entry, "skills"))
-            .filter_map(|skill| wire::word(skill, "name"))
-            .take(MANY)
-            .map(limit::short)
-            .collect();
-        names.sort();
-        names.dedup();
+        let names = skill_names(result);
         let resume = (self.mode() == OpenMode::Resume).then_some(self.open.native.id.as_str());
         out.push(Output::Reply(stdin::thread(setup, resume, &names)));
+        self.session.switched_off = names;
     }
 
     fn thread_opened(&mut self, result: &Value, out: &mut Vec<Output>) {

@@ -41,8 +41,8 @@ impl CodexTranslator {
             return;
         }
         let request_id = format!("{}.{frame}", self.open.spool_id);
-        let item = wire::text_or(params, "itemId", "");
-        let call_id = self.tools.told_id(&limit::short(item)).map(str::to_owned);
+        let item = limit::short(wire::text_or(params, "itemId", ""));
+        let call_id = self.tools.told_id(&item).map(str::to_owned);
         let field = |key: &str| params.get(key).cloned().unwrap_or(Value::Null);
         let input = match tool {
             "exec_command" => {
@@ -58,7 +58,7 @@ impl CodexTranslator {
             description: wire::word(params, "reason").map(limit::short),
             blocked_path: wire::word(params, "grantRoot").map(limit::short),
         });
-        self.asked.push(Asked { request_id, native_id: native_id.clone(), frame, answered: false });
+        self.asked.push(Asked { request_id, native_id: native_id.clone(), item, frame, answered: false });
         out.push(Output::Event { event });
     }
 
@@ -68,6 +68,7 @@ impl CodexTranslator {
         let Some(place) = self.asked.iter().position(|asked| asked.native_id == *native_id) else { return };
         let asked = self.asked.remove(place);
         if !asked.answered && self.stage == Stage::Open {
+            self.tools.never_ran(&asked.item);
             out.push(Output::Event { event: withdrawn(asked.request_id) });
         }
     }

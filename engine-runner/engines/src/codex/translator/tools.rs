@@ -17,6 +17,7 @@ struct Call {
     native: String,
     id: String,
     name: String,
+    /// It is a command that may outlive its turn.
     command: bool,
 }
 
@@ -117,6 +118,13 @@ impl Tools {
     /// Whether a command has not ended.
     pub(super) fn commands_running(&self) -> bool {
         self.running.iter().any(|call| call.command)
+    }
+
+    /// A call whose permission nobody gave: nothing of it runs, and the engine does not say its end.
+    pub(super) fn never_ran(&mut self, native: &str) {
+        for call in self.running.iter_mut().filter(|call| call.native == native) {
+            call.command = false;
+        }
     }
 
     /// The id under which a running call was told.
