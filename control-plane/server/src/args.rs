@@ -12,8 +12,10 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::server::{STOP_LIMIT, Server};
 use crate::settings::Settings;
 
-/// Exit code for a wrong command line or configuration.
+/// Exit code for a wrong command line.
 const USAGE: u8 = 2;
+/// Exit code for a wrong configuration.
+const CONFIGURATION: u8 = 3;
 
 /// The control plane of Roundhouse.
 #[derive(Debug, Parser)]
@@ -53,7 +55,7 @@ enum LogFormat {
 
 /// Runs the control plane until it is told to stop. `args` begins with the program's name.
 ///
-/// Exit codes: 0 stopped on request, 1 failed, 2 wrong command line or configuration.
+/// Exit codes: 0 stopped on request, 1 failed, 2 wrong command line, 3 wrong configuration.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let args = match Args::try_parse_from(args) {
         Ok(args) => args,
@@ -72,7 +74,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(settings) => settings,
         Err(problems) => {
             complain(&problems.to_string());
-            return ExitCode::from(USAGE);
+            return ExitCode::from(CONFIGURATION);
         }
     };
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {

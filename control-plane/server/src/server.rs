@@ -87,7 +87,8 @@ impl Server {
         let listener = listen(&settings).await?;
         let address = listener.local_addr().map_err(|error| StartError::Internal(error.to_string()))?;
         let path = make_state_dir(&settings)?.join(DATABASE);
-        let store = tokio::task::spawn_blocking(move || SqliteStore::open(path))
+        let store_settings = roundhouse_store::Settings { max_waiting: settings.max_waiting };
+        let store = tokio::task::spawn_blocking(move || SqliteStore::open_with(path, store_settings))
             .await
             .map_err(|error| StartError::Internal(error.to_string()))??;
         if let Some(copy) = store.kept_copy() {

@@ -18,6 +18,8 @@ pub struct Settings {
     pub heartbeat_interval: Duration,
     /// How long a dispatched turn waits for a runner that is away.
     pub runner_away_timeout: Duration,
+    /// Messages that may wait in one conversation.
+    pub max_waiting: usize,
     /// Characters of shared history given to a new session.
     pub context_budget: usize,
     /// Time for open calls to finish when the server stops.
@@ -45,6 +47,7 @@ impl Settings {
             runner_lost_after: config.runner_lost_after,
             heartbeat_interval: config.heartbeat_interval,
             runner_away_timeout: config.runner_away_timeout,
+            max_waiting: config.max_waiting_messages as usize,
             context_budget: config.context_budget as usize,
             shutdown_timeout: config.shutdown_timeout,
             call_timeout: Duration::from_secs(10),

@@ -1,3 +1,5 @@
+//! Unfinished text: merged, never lost; nothing kept for what is over.
+
 use super::*;
 
 fn conversation() -> ConversationId {

@@ -22,6 +22,10 @@ pub(crate) struct Claim {
 
 /// Settles what the runner holds, then opens it for new turns; unless it has registered again meanwhile.
 pub(crate) async fn reconcile(app: Arc<App>, runner: Arc<RunnerHandle>, generation: u64, claims: Vec<Claim>) {
+    // People see what it is before its first turn; if it cannot be asked now, that turn asks.
+    if let Err(error) = runner.describe().await {
+        tracing::info!(runner_id = %runner.id(), %error, "a runner that registered could not be asked what it is");
+    }
     for claim in &claims {
         let mut pauses = backon_pauses(&app);
         while let Err(error) = settle(&app, &runner, claim).await {

@@ -329,3 +329,16 @@ async fn agents_are_listed_and_bad_files_named_beside_the_good_ones() {
     assert!(checked.agents.is_empty());
     assert!(checked.problems[0].message.contains("low, high"), "{:?}", checked.problems);
 }
+
+#[tokio::test]
+async fn a_full_queue_says_when_to_try_again() {
+    let mut world = World::tuned(|settings| settings.max_waiting = 2).await;
+    world.runner.state().reply = Reply::Hold;
+    let conversation = world.conversation().await;
+    for n in 0..3 {
+        world.send(&conversation, &format!("m{n}")).await;
+    }
+    let status = world.client.send_message(message(&conversation, "x", "builder", "/w/a")).await.unwrap_err();
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "QUEUE_FULL"));
+    assert!(status.get_details_retry_info().is_some());
+}

@@ -12,7 +12,7 @@ use roundhouse_proto::engine::v1::FailureReason;
 use tonic::Code;
 
 use crate::support::runner::{Call, Opening, Reply, text};
-use crate::support::{World, assert_whole, failure, message, reason};
+use crate::support::{LIMIT, World, assert_whole, failure, message, reason};
 
 fn impatient(settings: &mut Settings) {
     settings.runner_lost_after = Duration::from_millis(400);
@@ -51,6 +51,21 @@ async fn a_registration_is_checked() {
         ..registration(&world)
     };
     assert_eq!(world.runner.register_as(world.address(), again).await.unwrap(), good);
+}
+
+#[tokio::test]
+async fn a_runner_is_described_before_its_first_turn() {
+    let world = World::new().await;
+    let mut runners = world.runners().await;
+    let described = async {
+        loop {
+            let list = runners.list_runners(control::ListRunnersRequest {}).await.unwrap().into_inner();
+            if let Some(engine) = list.runners[0].engines.first() {
+                return engine.name.clone();
+            }
+        }
+    };
+    assert_eq!(tokio::time::timeout(LIMIT, described).await.unwrap(), "fake");
 }
 
 #[tokio::test]

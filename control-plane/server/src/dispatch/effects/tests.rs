@@ -1,3 +1,5 @@
+//! What each event of a runner is stored as, and what it does besides.
+
 use pretty_assertions::assert_eq;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! The plan over every combination of facts: what may never happen does not.
+
 use super::*;
 
 const STATES: &[TurnState] = TurnState::ALL;
