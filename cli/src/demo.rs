@@ -14,9 +14,9 @@ use serde_json::json;
 use crate::args::{DemoArgs, Global};
 use crate::events::render;
 use crate::exit::Exit;
+use crate::interrupts::Interrupts;
 use crate::output::{Output, table};
 use crate::status::Failure;
-use crate::up::Interrupts;
 use play::Played;
 use stage::Stage;
 

@@ -494,3 +494,6 @@ pub(crate) fn stream_item(item: &control::StreamEventsResponse) -> Value {
     }
     Value::Object(line)
 }
+
+#[cfg(test)]
+mod tests;

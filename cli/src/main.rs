@@ -10,6 +10,7 @@ mod commands;
 mod demo;
 mod events;
 mod exit;
+mod interrupts;
 mod json;
 mod output;
 mod status;

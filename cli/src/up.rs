@@ -8,7 +8,6 @@ use roundhouse_proto::control::v1 as control;
 use roundhouse_proto::engine::v1 as engine;
 use roundhouse_proto::engine::v1::engine_runner_service_client::EngineRunnerServiceClient;
 use serde_json::json;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tonic::transport::Endpoint;
 
 use crate::args::{Global, UpArgs};
@@ -18,6 +17,7 @@ use crate::commands::configuration;
 use crate::commands::conversations::pairs;
 use crate::commands::engines::{login, version};
 use crate::exit::Exit;
+use crate::interrupts::Interrupts;
 use crate::json;
 use crate::output::Output;
 use crate::status::Failure;
@@ -86,34 +86,6 @@ impl Stack {
         let runner = self.runner.stop().await;
         let control_plane = self.control_plane.stop().await;
         runner && control_plane
-    }
-}
-
-/// Ctrl-C, SIGTERM and the end of the terminal.
-pub(crate) struct Interrupts {
-    interrupt: Signal,
-    terminate: Signal,
-    hangup: Signal,
-}
-
-impl Interrupts {
-    pub(crate) fn new() -> Result<Self, Failure> {
-        let of =
-            |kind| signal(kind).map_err(|error| Failure::new(Exit::Failed, format!("no signals: {error}")));
-        Ok(Self {
-            interrupt: of(SignalKind::interrupt())?,
-            terminate: of(SignalKind::terminate())?,
-            hangup: of(SignalKind::hangup())?,
-        })
-    }
-
-    /// Waits for one of them. Cancellation safe.
-    pub(crate) async fn next(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-            _ = self.hangup.recv() => {}
-        }
     }
 }
 

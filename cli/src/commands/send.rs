@@ -14,6 +14,7 @@ use crate::commands::turns::origin;
 use crate::events::render::{self, Live};
 use crate::events::{Follower, Next, Wish};
 use crate::exit::Exit;
+use crate::interrupts::Interrupts;
 use crate::json;
 use crate::output::{Output, first_line};
 use crate::status::Failure;
@@ -217,13 +218,14 @@ pub(crate) fn ended(status: i32) -> bool {
 
 /// Follows a turn to its end and prints its answer. `base` is the JSON that the answer is added to.
 async fn follow(client: &Client, turn: &control::Turn, base: Value, output: Output) -> Result<Exit, Failure> {
+    let mut interrupts = Interrupts::new()?;
     let live = output.is_live();
     let mut show = Show { output, live: live.then(Live::default) };
     let mut follower = Follower::new(client.clone(), wish(turn, live)).reached();
     loop {
         let next = tokio::select! {
             next = follower.next() => next?,
-            _ = tokio::signal::ctrl_c() => {
+            () = interrupts.next() => {
                 show.close();
                 output.note(&format!(
                     "the turn goes on without this command\n  {}\n  cancel it: roundhouse cancel {}",
@@ -244,7 +246,10 @@ async fn follow(client: &Client, turn: &control::Turn, base: Value, output: Outp
         }
     }
     show.close();
-    let result = result(client, &turn.turn_id).await?;
+    let result = tokio::select! {
+        result = result(client, &turn.turn_id) => result?,
+        () = interrupts.next() => return Ok(Exit::Cancelled),
+    };
     let turn = result.turn.as_ref().ok_or_else(|| incomplete("the turn"))?;
     if output.is_json() {
         let mut whole = base;

@@ -4,6 +4,7 @@ use crate::args::EventsArgs;
 use crate::client::Client;
 use crate::events::{Follower, Next, Wish, render};
 use crate::exit::Exit;
+use crate::interrupts::Interrupts;
 use crate::json;
 use crate::output::Output;
 use crate::status::Failure;
@@ -16,11 +17,12 @@ pub(crate) async fn run(client: Client, args: EventsArgs, output: Output) -> Res
         partials: args.partials,
         follow: args.follow,
     };
+    let mut interrupts = Interrupts::new()?;
     let mut follower = Follower::new(client, wish);
     loop {
         let next = tokio::select! {
             next = follower.next() => next?,
-            _ = tokio::signal::ctrl_c() => {
+            () = interrupts.next() => {
                 go_on(&follower, output);
                 return Ok(Exit::Cancelled);
             }

@@ -206,11 +206,15 @@ async fn an_interrupt_leaves_the_turn_alone_and_says_so() {
     let signalled =
         tokio::process::Command::new("sh").args(["-c", "kill -s INT \"$1\"", "sh", &pid]).status().await;
     assert!(signalled.expect("sh runs").success());
-    let mut rest = String::new();
-    while let Some(line) = lines.next_line().await.expect("reads") {
-        rest.push_str(&line);
-        rest.push('\n');
-    }
+    let all = async {
+        let mut rest = String::new();
+        while let Some(line) = lines.next_line().await.expect("reads") {
+            rest.push_str(&line);
+            rest.push('\n');
+        }
+        rest
+    };
+    let rest = tokio::time::timeout(BOUND, all).await.expect("ends in time");
     let ended = finish(child).await;
     assert_eq!(ended.code, 130, "{rest}");
     assert_eq!(
