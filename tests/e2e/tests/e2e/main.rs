@@ -15,6 +15,7 @@ mod lost;
 mod misbehaviour;
 mod permission;
 mod queue;
+mod readme;
 mod requests;
 mod retry;
 mod smoke;
