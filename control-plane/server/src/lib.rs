@@ -19,6 +19,7 @@ mod error;
 pub mod failpoint;
 mod grpc;
 mod hub;
+mod retention;
 mod runners;
 mod server;
 mod settings;

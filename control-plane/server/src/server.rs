@@ -19,7 +19,7 @@ use crate::hub::Hub;
 use crate::runners::Runners;
 use crate::settings::Settings;
 use crate::tasks::Tasks;
-use crate::{clock, dispatch, grpc};
+use crate::{clock, dispatch, grpc, retention};
 
 /// Name of the database in the state directory.
 const DATABASE: &str = "control-plane.db";
@@ -120,6 +120,7 @@ impl Server {
             // A sender that was dropped stops the server, too.
             let _ = stopped.await;
         }));
+        app.tasks.spawn("retention", retention::keep_up(Arc::clone(&app)));
         app.tasks.spawn("follow", dispatch::follow(Arc::clone(&app), hints));
         Ok(Self { app, address, health, stop: Some(stop), serving })
     }

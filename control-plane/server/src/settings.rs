@@ -22,6 +22,10 @@ pub struct Settings {
     pub max_waiting: usize,
     /// Characters of shared history given to a new session.
     pub context_budget: usize,
+    /// How long events are kept after they were stored.
+    pub event_retention: Duration,
+    /// How often old events are looked for.
+    pub retention_every: Duration,
     /// Time for open calls to finish when the server stops.
     pub shutdown_timeout: Duration,
     /// Longest time for a call to a runner, but for the opening of a session.
@@ -49,6 +53,8 @@ impl Settings {
             runner_away_timeout: config.runner_away_timeout,
             max_waiting: config.max_waiting_messages as usize,
             context_budget: config.context_budget as usize,
+            event_retention: config.event_retention,
+            retention_every: Duration::from_secs(3_600),
             shutdown_timeout: config.shutdown_timeout,
             call_timeout: Duration::from_secs(10),
             open_timeout: Duration::from_secs(75),

@@ -329,3 +329,19 @@ async fn a_turn_that_the_store_never_heard_of_is_ended_before_the_runner_gets_an
     let opened = at(&|call| matches!(call, Call::Open(_)));
     assert!(ended < opened, "{calls:#?}");
 }
+
+#[tokio::test]
+async fn s48_epochs_are_raised_above_what_a_runner_has_seen() {
+    let mut world = World::new().await;
+    let conversation = world.conversation().await;
+    let first = world.send(&conversation, "one").await;
+    world.finish(&first).await;
+    // As after a restored backup: the runner has seen later owners.
+    let mut request = registration(&world);
+    request.epochs.insert(conversation.clone(), 50);
+    world.runner.register_as(world.address(), request).await.unwrap();
+    let second = world.send(&conversation, "two").await;
+    let (second, _) = world.finish(&second).await;
+    assert_eq!(second.status(), TurnStatus::Completed);
+    assert!(world.runner.opens()[1].epoch > 50);
+}

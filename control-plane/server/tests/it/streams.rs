@@ -209,3 +209,44 @@ async fn s33_a_client_that_leaves_cancels_nothing() {
     assert_eq!(turn.status(), TurnStatus::Completed);
     assert!(world.runner.state().cancelled.is_empty());
 }
+
+#[tokio::test]
+async fn old_events_are_forgotten_and_their_cursors_say_so() {
+    let mut world = World::tuned(|settings| {
+        settings.event_retention = Duration::ZERO;
+        settings.retention_every = Duration::from_millis(50);
+    })
+    .await;
+    world.runner.state().reply = Reply::Hold;
+    let conversation = world.conversation().await;
+    let turn = world.send(&conversation, "hello").await;
+    let mut stream = world.stream(&conversation, "", &turn.turn_id).await;
+    let first = stream.message().await.unwrap().unwrap().cursor;
+    world.runner.sent(&turn.turn_id).await;
+    // What an open turn needs is kept, however old.
+    world.until(&turn, TurnStatus::Running).await;
+    world.runner.complete(&turn.turn_id, "done");
+    assert_whole(&events(&collect(stream).await.unwrap()));
+    let request = control::StreamEventsRequest {
+        conversation_id: conversation.clone(),
+        after_cursor: first,
+        follow: Some(false),
+        ..Default::default()
+    };
+    let mut client = world.client.clone();
+    let pruned = async {
+        loop {
+            match client.stream_events(request.clone()).await {
+                Ok(_) => tokio::task::yield_now().await,
+                Err(status) => return status,
+            }
+        }
+    };
+    let status = tokio::time::timeout(LIMIT, pruned).await.expect("it is forgotten");
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::OutOfRange, "CURSOR_PRUNED"));
+    let oldest = status.get_details_error_info().unwrap().metadata["oldest_cursor"].clone();
+    let request = control::StreamEventsRequest { after_cursor: oldest, ..request };
+    let rest = world.client.stream_events(request).await.unwrap().into_inner();
+    collect(rest).await.unwrap();
+    assert_eq!(world.messages(&conversation).await.len(), 2, "messages are kept for good");
+}
