@@ -121,36 +121,36 @@ impl Worktree {
     pub(crate) fn changes_since(&self, before: &Self, directory: &Path) -> Changes {
         let mut changes = Changes { truncated: self.truncated || before.truncated, ..Changes::default() };
         let mut files = std::collections::BTreeSet::new();
-        if self.head != before.head && !self.head.is_empty() {
-            if let Some(git) = Git::open(directory) {
-                let range = if before.head.is_empty() {
-                    self.head.clone()
-                } else {
-                    format!("{}..{}", before.head, self.head)
-                };
-                let count = format!("--max-count={}", COMMITS + 1);
-                if let Some(output) = git.run(&["rev-list", &count, &range, "--"]) {
-                    changes.commits = String::from_utf8_lossy(&output).lines().map(str::to_owned).collect();
-                }
-                let diff = if before.head.is_empty() {
-                    git.run(&["ls-tree", "-r", "-z", "--name-only", "--full-tree", &self.head])
-                } else {
-                    git.run(&[
-                        "diff-tree",
-                        "-r",
-                        "-z",
-                        "--name-only",
-                        "--no-renames",
-                        "--no-ext-diff",
-                        "--no-textconv",
-                        &before.head,
-                        &self.head,
-                    ])
-                };
-                for path in diff.unwrap_or_default().split(|byte| *byte == 0).filter(|path| !path.is_empty())
-                {
-                    files.insert(String::from_utf8_lossy(path).into_owned());
-                }
+        if self.head != before.head
+            && !self.head.is_empty()
+            && let Some(git) = Git::open(directory)
+        {
+            let range = if before.head.is_empty() {
+                self.head.clone()
+            } else {
+                format!("{}..{}", before.head, self.head)
+            };
+            let count = format!("--max-count={}", COMMITS + 1);
+            if let Some(output) = git.run(&["rev-list", &count, &range, "--"]) {
+                changes.commits = String::from_utf8_lossy(&output).lines().map(str::to_owned).collect();
+            }
+            let diff = if before.head.is_empty() {
+                git.run(&["ls-tree", "-r", "-z", "--name-only", "--full-tree", &self.head])
+            } else {
+                git.run(&[
+                    "diff-tree",
+                    "-r",
+                    "-z",
+                    "--name-only",
+                    "--no-renames",
+                    "--no-ext-diff",
+                    "--no-textconv",
+                    &before.head,
+                    &self.head,
+                ])
+            };
+            for path in diff.unwrap_or_default().split(|byte| *byte == 0).filter(|path| !path.is_empty()) {
+                files.insert(String::from_utf8_lossy(path).into_owned());
             }
         }
         let old: std::collections::BTreeMap<_, _> = before.dirty.iter().map(|(p, s)| (p, s)).collect();
@@ -332,7 +332,7 @@ mod tests {
         fs::write(path.join("ü"), "new").unwrap();
         let after = look(path).unwrap();
         let changes = after.changes_since(&before, path);
-        assert_eq!(changes.commits, [after.head.clone()]);
+        assert_eq!(changes.commits, std::slice::from_ref(&after.head));
         assert_eq!(changes.files, ["a", "left dirty", "ü"]);
         assert!(!changes.truncated);
     }

@@ -97,18 +97,18 @@ impl Queue {
         if state.fate == Fate::Slow {
             return;
         }
-        if let Item::Partial(partial) = &item {
-            if let Some((Item::Partial(last), size)) = state.items.back_mut() {
-                let contiguous = last.offset + last.text.len() as u64 == partial.offset;
-                if last.item_id == partial.item_id
-                    && contiguous
-                    && last.text.len() + partial.text.len() <= MERGE_BYTES
-                {
-                    last.text.push_str(&partial.text);
-                    *size += partial.text.len();
-                    state.bytes += partial.text.len();
-                    return;
-                }
+        if let Item::Partial(partial) = &item
+            && let Some((Item::Partial(last), size)) = state.items.back_mut()
+        {
+            let contiguous = last.offset + last.text.len() as u64 == partial.offset;
+            if last.item_id == partial.item_id
+                && contiguous
+                && last.text.len() + partial.text.len() <= MERGE_BYTES
+            {
+                last.text.push_str(&partial.text);
+                *size += partial.text.len();
+                state.bytes += partial.text.len();
+                return;
             }
         }
         let size = weight(&item);
@@ -138,7 +138,7 @@ impl Queue {
 #[derive(Debug)]
 pub enum Next {
     /// An item.
-    Item(Item),
+    Item(Box<Item>),
     /// The terminal event was handed over.
     Ended,
     /// The reader was too slow and has missed something.
@@ -166,7 +166,7 @@ impl Subscription {
                 let mut state = lock(&self.queue.state);
                 if let Some((item, size)) = state.items.pop_front() {
                     state.bytes -= size;
-                    return Next::Item(item);
+                    return Next::Item(Box::new(item));
                 }
                 match state.fate {
                     Fate::Open => {}
@@ -377,9 +377,12 @@ mod tests {
         hub.partial(partial("b", 5, "!"));
         hub.event(&text(2, "b"));
         hub.event(&event(3, Kind::Terminal(TerminalEvent::default())));
-        assert!(matches!(reader.next().await, Next::Item(Item::Partial(p)) if p == partial("b", 4, "n!")));
-        assert!(matches!(reader.next().await, Next::Item(Item::Event(e)) if e.number == 2));
-        assert!(matches!(reader.next().await, Next::Item(Item::Event(e)) if e.number == 3));
+        let Next::Item(item) = reader.next().await else { panic!() };
+        assert_eq!(*item, Item::Partial(partial("b", 4, "n!")));
+        let Next::Item(item) = reader.next().await else { panic!() };
+        assert!(matches!(*item, Item::Event(e) if e.number == 2));
+        let Next::Item(item) = reader.next().await else { panic!() };
+        assert!(matches!(*item, Item::Event(e) if e.number == 3));
         assert!(matches!(reader.next().await, Next::Ended));
         let late = hub.subscribe(true);
         assert!(late.ended && late.snapshot.is_empty() && late.upto == 3);

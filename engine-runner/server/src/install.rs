@@ -130,8 +130,12 @@ pub fn install_engine(
     let half = target.with_file_name(format!("{version}.half"));
     let _ = std::fs::remove_dir_all(&half);
     make_dir(&half).map_err(io("create the directory of the install"))?;
-    std::fs::write(half.join("package.json"), PACKAGE).map_err(io("write package.json"))?;
-    std::fs::write(half.join("package-lock.json"), PACKAGE_LOCK).map_err(io("write package-lock.json"))?;
+    let (manifest, lock) = only(package).ok_or_else(|| InstallError::Io {
+        action: "read the embedded lock file",
+        source: std::io::Error::from(std::io::ErrorKind::InvalidData),
+    })?;
+    std::fs::write(half.join("package.json"), manifest).map_err(io("write package.json"))?;
+    std::fs::write(half.join("package-lock.json"), lock).map_err(io("write package-lock.json"))?;
     progress(&format!("installing {package} {version} with npm"));
     let mut child = Command::new(npm)
         .args(["ci", "--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=http"])
@@ -161,6 +165,46 @@ pub fn install_engine(
     if executable.is_file() { Ok(executable) } else { Err(InstallError::NoExecutable(executable)) }
 }
 
+/// Manifest and lock file with one of the pinned packages and what it needs: nobody downloads an engine that was not
+/// asked for.
+fn only(package: &str) -> Option<(String, String)> {
+    let mut manifest: Value = serde_json::from_str(PACKAGE).ok()?;
+    let mut lock: Value = serde_json::from_str(PACKAGE_LOCK).ok()?;
+    keep_dependency(&mut manifest, package)?;
+    let packages = lock.get_mut("packages")?.as_object_mut()?;
+    keep_dependency(packages.get_mut("")?, package)?;
+    let mut needed = vec![package.to_owned()];
+    let mut next = 0;
+    while let Some(name) = needed.get(next).cloned() {
+        next += 1;
+        for (key, entry) in packages.iter() {
+            if package_of(key) != Some(&name) {
+                continue;
+            }
+            for section in ["dependencies", "optionalDependencies", "peerDependencies"] {
+                for dependency in entry.get(section).and_then(Value::as_object).into_iter().flatten() {
+                    if !needed.contains(dependency.0) {
+                        needed.push(dependency.0.clone());
+                    }
+                }
+            }
+        }
+    }
+    packages.retain(|key, _| package_of(key).is_none_or(|name| needed.iter().any(|known| known == name)));
+    Some((serde_json::to_string_pretty(&manifest).ok()?, serde_json::to_string_pretty(&lock).ok()?))
+}
+
+fn keep_dependency(manifest: &mut Value, package: &str) -> Option<()> {
+    let dependencies = manifest.get_mut("dependencies")?.as_object_mut()?;
+    dependencies.retain(|name, _| name == package);
+    (!dependencies.is_empty()).then_some(())
+}
+
+/// The name of the package that a key of a lock file is about; none for the root.
+fn package_of(key: &str) -> Option<&str> {
+    Some(key.rsplit_once("node_modules/")?.1)
+}
+
 /// Versions of executables, asked once per state of the file.
 #[derive(Debug, Default)]
 pub struct Versions {
@@ -173,10 +217,10 @@ impl Versions {
     pub fn of(&self, adapter: &dyn Adapter, executable: &Path) -> Option<String> {
         let changed = std::fs::metadata(executable).and_then(|metadata| metadata.modified()).ok()?;
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((at, version)) = known.get(executable) {
-            if *at == changed {
-                return version.clone();
-            }
+        if let Some((at, version)) = known.get(executable)
+            && *at == changed
+        {
+            return version.clone();
         }
         drop(known);
         let version = ask(adapter, executable);
@@ -228,6 +272,15 @@ mod tests {
         assert!(version.chars().next().unwrap().is_ascii_digit(), "{version}");
         assert!(PACKAGE_LOCK.contains(&version));
         assert_eq!(pinned_version("nothing"), None);
+    }
+
+    #[test]
+    fn an_install_holds_the_engine_that_was_asked_for_alone() {
+        let (manifest, lock) = only("@anthropic-ai/claude-code").unwrap();
+        assert!(manifest.contains("claude-code") && !manifest.contains("codex"), "{manifest}");
+        assert!(lock.contains("node_modules/@anthropic-ai/claude-code") && !lock.contains("codex"), "{lock}");
+        assert!(lock.contains("claude-code-linux-x64"), "{lock}");
+        assert!(only("nothing").is_none());
     }
 
     #[test]

@@ -235,7 +235,7 @@ pub(crate) enum Record {
         to: u64,
     },
     /// A numbered event.
-    Entry(Entry),
+    Entry(Box<Entry>),
 }
 
 /// The parts of an entry that are not its body, as JSON.
@@ -303,7 +303,7 @@ impl Record {
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let (kind, rest) = bytes.split_first()?;
         match *kind {
-            ENTRY => Entry::decode(rest).map(Self::Entry),
+            ENTRY => Entry::decode(rest).map(|entry| Self::Entry(Box::new(entry))),
             MARK => Some(match serde_json::from_slice::<Mark>(rest).ok()? {
                 Mark::Open(open) => Self::Open(open),
                 Mark::Session(open) => Self::Session(open),
@@ -495,14 +495,14 @@ mod tests {
     use super::*;
 
     fn entry(number: u64) -> Record {
-        Record::Entry(Entry {
+        Record::Entry(Box::new(Entry {
             number,
             at_millis: 5,
             source: Source::Frame { spool: "spl_1".into(), frame: number * 2, ordinal: 1 },
             body: EventBody {
                 kind: Some(Kind::Notice(NoticeEvent { kind: 3, message: format!("n{number}") })),
             },
-        })
+        }))
     }
 
     #[tokio::test]

@@ -500,10 +500,10 @@ impl Keeper {
 
     /// SIGKILL to the keeper itself, for one that does not answer.
     pub fn kill(&self) {
-        if let Some(handle) = &self.kill.0 {
-            if let Err(error) = handle.kill() {
-                tracing::error!(error = chain(&error), "a stopped keeper cannot be killed");
-            }
+        if let Some(handle) = &self.kill.0
+            && let Err(error) = handle.kill()
+        {
+            tracing::error!(error = chain(&error), "a stopped keeper cannot be killed");
         }
     }
 }

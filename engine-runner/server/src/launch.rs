@@ -106,14 +106,14 @@ pub(crate) fn check(context: &Context, session: &SessionOpen) -> Result<&'static
             format!("{} has no such permission mode", session.engine),
         )));
     }
-    if let Some(effort) = session.effort.as_deref().and_then(Effort::from_name) {
-        if !capabilities.efforts.contains(&effort) {
-            let levels: Vec<&str> = capabilities.efforts.iter().map(|level| level.name()).collect();
-            return Err(refused(Failure::new(
-                Reason::Configuration,
-                format!("{} has no effort {}; it has {}", session.engine, effort.name(), levels.join(", ")),
-            )));
-        }
+    if let Some(effort) = session.effort.as_deref().and_then(Effort::from_name)
+        && !capabilities.efforts.contains(&effort)
+    {
+        let levels: Vec<&str> = capabilities.efforts.iter().map(|level| level.name()).collect();
+        return Err(refused(Failure::new(
+            Reason::Configuration,
+            format!("{} has no effort {}; it has {}", session.engine, effort.name(), levels.join(", ")),
+        )));
     }
     Ok(adapter)
 }
@@ -170,12 +170,13 @@ pub(crate) fn plan(context: &Context, wanted: &Wanted) -> Result<Plan, Error> {
             )));
         }
     }
-    let executable = install::find(adapter, &settings, &context.state.engines()).ok_or_else(|| {
+    let found = install::find(adapter, &settings, &context.state.engines()).ok_or_else(|| {
         refused(Failure::new(
             Reason::EngineMissing,
             format!("the executable of {} is not installed on this runner", session.engine),
         ))
     })?;
+    let executable = behind(adapter, found);
     let variables =
         environment::variables(&settings, &wanted.workspace).map_err(|error| refused_plan(&error))?;
     let private_home = context.state.home(&wanted.workspace.id, &session.engine, &identity);
@@ -239,6 +240,7 @@ pub(crate) fn plan(context: &Context, wanted: &Wanted) -> Result<Plan, Error> {
             limits: &EngineLimits::default(),
         })
         .map_err(|error| refused_plan(&error))?;
+    let carry = Carry { setup: launch.setup.clone(), ..carry };
     prepare_home(adapter, &private_home, &credentials).map_err(Error::storage("prepare the engine home"))?;
     let launched = Launched {
         model: session.model.clone(),
@@ -260,7 +262,8 @@ pub(crate) fn plan(context: &Context, wanted: &Wanted) -> Result<Plan, Error> {
         opened: known.as_ref().is_some_and(|record| record.opened),
         launched: launched.clone(),
         prompt_changed,
-        carry: carry.clone(),
+        // What a process is told at its opening belongs to that process alone.
+        carry: Carry { setup: None, ..carry.clone() },
         fingerprint: known.and_then(|record| record.fingerprint),
         spool_id: Some(spool_id.clone()),
         unusable: None,
@@ -277,6 +280,12 @@ pub(crate) fn plan(context: &Context, wanted: &Wanted) -> Result<Plan, Error> {
         launched,
         record,
     })))
+}
+
+/// The engine itself, where what was found only launches it.
+fn behind(adapter: &dyn Adapter, found: PathBuf) -> PathBuf {
+    let resolved = found.canonicalize().unwrap_or_else(|_| found.clone());
+    adapter.executable_behind(&resolved).into_iter().find(|path| path.is_file()).unwrap_or(found)
 }
 
 /// Whether this process, and so the engine, runs as root. Told by the owner of a process's own directory in /proc.

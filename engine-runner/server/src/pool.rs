@@ -258,10 +258,10 @@ fn is_short(meminfo: &str, pressure: &str) -> bool {
     let field = |name: &str| -> Option<u64> {
         meminfo.lines().find_map(|line| line.strip_prefix(name)?.trim().trim_end_matches(" kB").parse().ok())
     };
-    if let (Some(total), Some(available)) = (field("MemTotal:"), field("MemAvailable:")) {
-        if available.saturating_mul(100) < total.saturating_mul(8) {
-            return true;
-        }
+    if let (Some(total), Some(available)) = (field("MemTotal:"), field("MemAvailable:"))
+        && available.saturating_mul(100) < total.saturating_mul(8)
+    {
+        return true;
     }
     pressure
         .lines()

@@ -609,10 +609,10 @@ pub(crate) fn names(parent: PathBuf) -> Result<Vec<String>, Error> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(parent).map_err(Error::storage("list the state directory"))? {
         let entry = entry.map_err(Error::storage("list the state directory"))?;
-        if let Ok(name) = entry.file_name().into_string() {
-            if crate::ids::is_valid(&name) {
-                found.push(name);
-            }
+        if let Ok(name) = entry.file_name().into_string()
+            && crate::ids::is_valid(&name)
+        {
+            found.push(name);
         }
     }
     Ok(found)

@@ -43,8 +43,11 @@ use crate::{
     workspace::Roots,
 };
 
-/// Exit code for a wrong command line or configuration.
+/// Exit code for a wrong command line.
 const USAGE: u8 = 2;
+
+/// Exit code for a wrong configuration.
+const INVALID: u8 = 3;
 
 /// Time that idle engines have to close, all together.
 const CLOSE_LIMIT: Duration = Duration::from_secs(20);
@@ -122,10 +125,10 @@ pub async fn prepare(config: Config, keeper_executable: Option<PathBuf>) -> Resu
     }
     let state = StateDir::open(&settings.state_dir)?;
     let isolation = probe(keeper_executable.as_deref());
-    if isolation.level == IsolationLevel::Subreaper {
-        if let Err(error) = roundhouse_process::become_subreaper() {
-            tracing::warn!(error = chain(&error), "orphans of engines will not come back to the runner");
-        }
+    if isolation.level == IsolationLevel::Subreaper
+        && let Err(error) = roundhouse_process::become_subreaper()
+    {
+        tracing::warn!(error = chain(&error), "orphans of engines will not come back to the runner");
     }
     let epochs = Epochs::open(state.epochs()).map_err(RunError::Recover)?;
     let roots = Roots::new(state.runner_id(), &settings.roots);
@@ -294,7 +297,7 @@ pub fn reset(config: &Config) -> Result<Option<String>, StateError> {
 /// Runs the runner until it is told to stop. `args` begins with the program's name. The caller's `main` must have
 /// called [`roundhouse_process::reexec`] before anything else.
 ///
-/// Exit codes: 0 stopped on request, 1 failed, 2 wrong command line or configuration.
+/// Exit codes: 0 stopped on request, 1 failed, 2 wrong command line, 3 wrong configuration.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let args = match Args::try_parse_from(args) {
         Ok(args) => args,
@@ -313,7 +316,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(config) => config,
         Err(problems) => {
             complain(&problems.to_string());
-            return ExitCode::from(USAGE);
+            return ExitCode::from(INVALID);
         }
     };
     if let Some(Act::Reset) = args.command {

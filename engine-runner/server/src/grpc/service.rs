@@ -262,9 +262,9 @@ impl EngineRunnerService for Service {
         let session_id = from_proto::id("session_id", request.session_id)?;
         let context = Arc::clone(&self.runner.context);
         let record = SessionRecord::load(&context.state, &session_id)?
-            .ok_or(Error::SessionNotFound(session_id.clone()))?;
+            .ok_or_else(|| Error::SessionNotFound(session_id.clone()))?;
         let spool_id = if request.spool_id.is_empty() {
-            record.spool_id.ok_or(Error::SessionNotFound(session_id.clone()))?
+            record.spool_id.ok_or_else(|| Error::SessionNotFound(session_id.clone()))?
         } else {
             from_proto::id("spool_id", request.spool_id)?
         };
@@ -321,13 +321,13 @@ async fn follow(
         };
         match next {
             Next::Item(item) => {
-                if let Item::Event(event) = &item {
+                if let Item::Event(event) = &*item {
                     if event.number <= sent {
                         continue;
                     }
                     sent = event.number;
                 }
-                if items.send(Ok(response(item))).await.is_err() {
+                if items.send(Ok(response(*item))).await.is_err() {
                     return Ok(());
                 }
             }

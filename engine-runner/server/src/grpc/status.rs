@@ -50,7 +50,7 @@ pub fn from_error(error: &Error) -> Status {
         Error::PermissionNotFound(_) => (Code::NotFound, ErrorReason::PermissionNotFound),
         Error::StaleEpoch { conversation, highest, unacknowledged, .. } => {
             metadata.insert("conversation_id".to_owned(), conversation.clone());
-            metadata.insert("highest_epoch".to_owned(), highest.to_string());
+            metadata.insert("current".to_owned(), highest.to_string());
             metadata.insert("unacknowledged".to_owned(), cut(&unacknowledged.join(","), TEXT));
             (Code::Aborted, ErrorReason::StaleEpoch)
         }

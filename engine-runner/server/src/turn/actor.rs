@@ -456,7 +456,7 @@ impl Turn {
         let number = self.state.last + 1;
         let event =
             NumberedEvent { number, at: Some(to_proto::timestamp(at_millis)), body: Some(body.clone()) };
-        self.record(Record::Entry(Entry { number, at_millis, source, body }))?;
+        self.record(Record::Entry(Box::new(Entry { number, at_millis, source, body })))?;
         crate::kill_point!("runner::journalled");
         Ok(Some(event))
     }

@@ -160,12 +160,12 @@ async fn remember(context: &Arc<Context>, session_id: Option<String>, left: Reme
     let stored = tokio::task::spawn_blocking(move || -> Result<(), Error> {
         let Some(mut record) = SessionRecord::load(&context.state, &session_id)? else { return Ok(()) };
         let recorded = record.native.as_ref().and_then(|known| known.file.clone());
-        if carry.committed {
-            if let Some(print) = launch::fingerprint(adapter, &home, &native, recorded.as_deref()) {
-                let file = Some(print.file.clone());
-                record.native = Some(NativeRef { id: native.id.clone(), file });
-                record.fingerprint = Some(print);
-            }
+        if carry.committed
+            && let Some(print) = launch::fingerprint(adapter, &home, &native, recorded.as_deref())
+        {
+            let file = Some(print.file.clone());
+            record.native = Some(NativeRef { id: native.id.clone(), file });
+            record.fingerprint = Some(print);
         }
         if record.native.is_none() && !native.id.is_empty() {
             record.native = Some(native);

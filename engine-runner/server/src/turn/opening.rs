@@ -61,17 +61,17 @@ async fn prepare(context: Arc<Context>, wanted: Wanted, turn_id: String, launche
     if let Err(error) = launch::check_owner(&context, &wanted) {
         return Prepared::Failed(error);
     }
-    if wanted.force.is_none() {
-        if let Some(engine) = context.pool.take(&wanted.session.session_id).await {
-            if engine.launched == launched {
-                match engine.keeper.ask(Request::BeginTurn { turn_id }).await {
-                    Ok(Response::Turn { frame, .. }) => return Prepared::Warm(engine, frame),
-                    other => tracing::warn!(?other, "a warm engine cannot take a turn"),
-                }
+    if wanted.force.is_none()
+        && let Some(engine) = context.pool.take(&wanted.session.session_id).await
+    {
+        if engine.launched == launched {
+            match engine.keeper.ask(Request::BeginTurn { turn_id }).await {
+                Ok(Response::Turn { frame, .. }) => return Prepared::Warm(engine, frame),
+                other => tracing::warn!(?other, "a warm engine cannot take a turn"),
             }
-            // Another model, effort, mode or prompt: the old process is gone before the new one resumes.
-            pool::close(&context, engine).await;
         }
+        // Another model, effort, mode or prompt: the old process is gone before the new one resumes.
+        pool::close(&context, engine).await;
     }
     let planning = Arc::clone(&context);
     match tokio::task::spawn_blocking(move || launch::plan(&planning, &wanted)).await {
@@ -292,6 +292,10 @@ impl Turn {
         self.timers.opening = None;
         self.home = None;
         self.stage = Stage::Open;
+        if let Some(engine) = &mut self.engine {
+            // Some engines name their sessions themselves: from here on this is the one.
+            engine.native = opened.native.clone();
+        }
         self.remember_opened(&opened);
         if self.state.opened.is_some() {
             // A process that took the place of one that had ended, or a replay.
@@ -318,16 +322,13 @@ impl Turn {
         let (context, session_id, native) =
             (Arc::clone(&self.context), session.session_id.clone(), opened.native.clone());
         self.context.tasks.spawn_blocking(move || {
-            if let Ok(Some(mut record)) = SessionRecord::load(&context.state, &session_id) {
-                if !record.opened {
-                    record.opened = true;
-                    record.native.get_or_insert(native);
-                    if let Err(error) = record.store(&context.state) {
-                        tracing::warn!(
-                            error = crate::error::chain(&error),
-                            "a session's record was not written"
-                        );
-                    }
+            if let Ok(Some(mut record)) = SessionRecord::load(&context.state, &session_id)
+                && !record.opened
+            {
+                record.opened = true;
+                record.native.get_or_insert(native);
+                if let Err(error) = record.store(&context.state) {
+                    tracing::warn!(error = crate::error::chain(&error), "a session's record was not written");
                 }
             }
         });

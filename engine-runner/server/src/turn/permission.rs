@@ -58,10 +58,8 @@ impl Turn {
         answer: &event::PermissionAnswered,
     ) -> Result<(), Error> {
         let told = self.state.permissions.get(&answer.request_id).is_some_and(|known| known.told);
-        if !told {
-            if let Some(body) = to_proto::event(&event::Event::PermissionAnswer(answer.clone())) {
-                self.emit(source, body)?;
-            }
+        if !told && let Some(body) = to_proto::event(&event::Event::PermissionAnswer(answer.clone())) {
+            self.emit(source, body)?;
         }
         self.restart_idle();
         self.arm_permissions();

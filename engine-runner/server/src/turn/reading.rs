@@ -163,11 +163,11 @@ impl Turn {
     pub(super) async fn conclude(&mut self, end: Box<TurnEnd>) -> Result<(), Error> {
         let untouched = !end.accepted && self.stopping.is_none() && self.must_stop.is_none();
         if untouched {
-            if let TurnOutcome::Failed { failure } = &end.outcome {
-                if failure.reason == Reason::SessionUnusable {
-                    self.release(Released::Unusable(failure.message.clone()));
-                    return Ok(());
-                }
+            if let TurnOutcome::Failed { failure } = &end.outcome
+                && failure.reason == Reason::SessionUnusable
+            {
+                self.release(Released::Unusable(failure.message.clone()));
+                return Ok(());
             }
             if end.process_gone && !self.message_may_be_taken() {
                 // Nothing of the turn's message was ever written: the session is opened again for it.

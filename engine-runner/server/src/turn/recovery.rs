@@ -1,6 +1,6 @@
 //! A turn after a restart of its runner: a pure plan from its journal and its keeper, then the same task as before.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use roundhouse_process::{KeeperState, close_dead, state_of};
 use roundhouse_proto::engine::v1::notice_event;
@@ -121,12 +121,12 @@ async fn discard(context: &Context, turn_id: &str) {
     let _ = tokio::fs::remove_dir_all(context.state.turn(turn_id)).await;
 }
 
-fn workspace(context: &Context, path: &PathBuf) -> Workspace {
+fn workspace(context: &Context, path: &Path) -> Workspace {
     let resolved = path.to_str().and_then(|text| context.roots.resolve(text).ok());
     // Its root may have been taken from the configuration: the turn ends where it began, trusted with nothing.
     resolved.unwrap_or_else(|| Workspace {
         id: ids::workspace_id(context.state.runner_id(), path),
-        path: path.clone(),
+        path: path.to_owned(),
         trusted: false,
     })
 }

@@ -208,7 +208,7 @@ mod tests {
     use crate::journal::Entry;
 
     fn entry(number: u64, frame: u64, ordinal: u32) -> Record {
-        Record::Entry(Entry {
+        Record::Entry(Box::new(Entry {
             number,
             at_millis: 0,
             source: Source::Frame { spool: "spl_1".into(), frame, ordinal },
@@ -219,7 +219,7 @@ mod tests {
                     detail: String::new(),
                 })),
             },
-        })
+        }))
     }
 
     #[test]

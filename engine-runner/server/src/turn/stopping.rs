@@ -71,15 +71,11 @@ impl Turn {
 
     /// Stops the turn for a cause that may not be writable.
     pub(super) fn force_stop(&mut self, cause: StopCause) {
-        if self.state.stop.is_none() {
-            if let Err(error) = self.record(Record::Stop(cause)) {
-                tracing::warn!(
-                    turn = self.id,
-                    error = crate::error::chain(&error),
-                    "a stop is not journalled"
-                );
-                self.state.apply(&Record::Stop(cause));
-            }
+        if self.state.stop.is_none()
+            && let Err(error) = self.record(Record::Stop(cause))
+        {
+            tracing::warn!(turn = self.id, error = crate::error::chain(&error), "a stop is not journalled");
+            self.state.apply(&Record::Stop(cause));
         }
         self.terminate();
     }

@@ -69,7 +69,7 @@ async fn two_runners_on_one_state_directory_are_refused_and_so_is_an_open_listen
     assert_eq!(code, Some(1));
     assert!(said.contains("--insecure-listen"), "{said}");
     let (code, said) = run(&["--state-dir", &other, "--set", "runner.warm_tll=1s"]);
-    assert_eq!(code, Some(2));
+    assert_eq!(code, Some(3));
     assert!(said.contains("warm_ttl"), "{said}");
     let (code, _) = run(&["reset", "--state-dir", &other]);
     assert_eq!(code, Some(0));
@@ -177,7 +177,7 @@ async fn draining_refuses_new_turns_and_lets_running_ones_finish() {
     let refused = other.open(&mut client).await.unwrap_err();
     assert_eq!((refused.code(), reason(&refused).as_str()), (tonic::Code::Unavailable, "DRAINING"));
     turn.send(&mut client, "[[text:done]]").await.unwrap();
-    let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
     assert_eq!(terminal(&events).unwrap().outcome(), proto::Outcome::Completed);
     client.drain(DrainRequest { undrain: true }).await.unwrap();
     other.run(&mut client, "[[text:ok]]").await.unwrap();

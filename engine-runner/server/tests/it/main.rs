@@ -1,5 +1,12 @@
 //! A real runner, real keepers and fake-engine, seen from outside: over the contract, in /proc, in files.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stderr,
+    reason = "helpers of tests fail the test"
+)]
+
 mod facts;
 mod permissions;
 mod recovery;

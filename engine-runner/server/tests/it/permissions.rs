@@ -52,7 +52,7 @@ async fn the_first_answer_wins_and_the_tool_runs_once() {
     assert_eq!(results, [Answered::Accepted, Answered::AlreadyAnswered, Answered::AlreadyAnswered]);
     let unknown = client.answer_permission(answer(&turn, "spl_x.1", PermissionDecision::Allow)).await;
     assert_eq!(reason(&unknown.unwrap_err()), "PERMISSION_NOT_FOUND");
-    let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
     assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Completed);
     let answers: Vec<_> =
         names(&events).into_iter().filter(|name| name.starts_with("permission_answer")).collect();
@@ -70,7 +70,7 @@ async fn a_denied_tool_does_not_run_and_the_turn_goes_on() {
     let mut client = rig.client().await.unwrap();
     let (turn, id) = asked(&rig, &mut client, 1).await;
     client.answer_permission(answer(&turn, &id, PermissionDecision::Deny)).await.unwrap();
-    let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
     assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Completed, "{:?}", names(&events));
     assert!(!rig.work.join("ran.txt").exists());
     assert!(names(&events).contains(&"tool_result true".to_owned()), "{:?}", names(&events));
@@ -82,7 +82,7 @@ async fn unanswered_it_is_denied_at_its_deadline_and_the_idle_timer_waits() {
     let rig = Rig::with(with).await.unwrap();
     let mut client = rig.client().await.unwrap();
     let (turn, _) = asked(&rig, &mut client, 1).await;
-    let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
     assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Completed, "{:?}", names(&events));
     let answers: Vec<_> =
         names(&events).into_iter().filter(|name| name.starts_with("permission_answer")).collect();
@@ -96,7 +96,7 @@ async fn a_cancel_takes_the_question_back() {
     let mut client = rig.client().await.unwrap();
     let (turn, id) = asked(&rig, &mut client, 1).await;
     turn.cancel(&mut client).await.unwrap();
-    let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
     assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Cancelled);
     let answers: Vec<_> =
         names(&events).into_iter().filter(|name| name.starts_with("permission_answer")).collect();
@@ -118,7 +118,7 @@ async fn a_question_survives_the_runner_and_its_answer_does_too() {
     let response =
         client.answer_permission(answer(&turn, &id, PermissionDecision::Allow)).await.unwrap().into_inner();
     assert_eq!(response.result(), Answered::Accepted);
-    let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
     assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Completed, "{:?}", names(&events));
     assert_eq!(std::fs::read_to_string(rig.work.join("ran.txt")).unwrap(), "ran\n");
 }

@@ -12,11 +12,11 @@ use crate::rig::{BOUND, Rig, Turn, With, names, signal, terminal};
 async fn rest(rig: &Rig, turn: &Turn, mut seen: Vec<NumberedEvent>) -> Vec<NumberedEvent> {
     let mut client = rig.client().await.unwrap();
     let after = seen.last().map_or(0, |event| event.number);
-    let more = turn.follow(&mut client, after, false).await.unwrap().to_end().await.unwrap();
+    let more = turn.follow(&mut client, after, false).await.unwrap().all().await.unwrap();
     assert_eq!(more.first().map(|event| event.number), Some(after + 1));
     seen.extend(more);
     // What is replayed from the start is what was told.
-    let again = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    let again = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
     assert_eq!(again, seen);
     seen
 }
@@ -85,10 +85,10 @@ async fn unfinished_text_is_shown_again_after_a_restart() {
     turn.send(&mut client, "[[slow chunks=100000 delay=10:word ]]").await.unwrap();
     let mut follower = turn.follow(&mut client, 0, true).await.unwrap();
     loop {
-        if let Some(Item::Partial(partial)) = follower.next().await.unwrap() {
-            if partial.offset > 20 {
-                break;
-            }
+        if let Some(Item::Partial(partial)) = follower.next().await.unwrap()
+            && partial.offset > 20
+        {
+            break;
         }
     }
     rig.service.kill().await.unwrap();
@@ -103,7 +103,7 @@ async fn unfinished_text_is_shown_again_after_a_restart() {
     assert_eq!(first.offset, 0);
     assert!(first.text.len() > 20 && first.text.starts_with("word word"), "{}", first.text);
     turn.cancel(&mut client).await.unwrap();
-    turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
 }
 
 #[tokio::test]
@@ -143,7 +143,7 @@ async fn a_keeper_that_dies_under_a_living_runner_ends_the_turn() {
     follower.until(|kind| matches!(kind, Kind::Text(_))).await.unwrap();
     let keeper = turn.inspect(&mut client).await.unwrap().process.unwrap().keeper_pid;
     signal(u32::try_from(keeper).unwrap(), "KILL").unwrap();
-    let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
     assert_eq!(terminal(&events).unwrap().failure.unwrap().reason(), FailureReason::Process);
     wait_until("nothing outlives its keeper", BOUND, || rig.processes().is_empty()).await.unwrap();
 }
@@ -163,7 +163,7 @@ async fn a_stopped_keeper_is_killed_by_a_cancel() {
     let keeper = u32::try_from(turn.inspect(&mut client).await.unwrap().process.unwrap().keeper_pid).unwrap();
     signal(keeper, "STOP").unwrap();
     turn.cancel(&mut client).await.unwrap();
-    let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
     assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Cancelled, "{:?}", names(&events));
     wait_until("nothing is left", BOUND, || rig.processes().is_empty()).await.unwrap();
 }
@@ -175,18 +175,18 @@ async fn an_idle_engine_is_taken_up_and_an_ended_turn_waits_for_acknowledge() {
     let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
     turn.open(&mut client).await.unwrap();
     turn.send(&mut client, "[[text:one]]").await.unwrap();
-    let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
     rig.service.kill().await.unwrap();
     rig.again().await.unwrap();
     let mut client = rig.client().await.unwrap();
-    assert_eq!(turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap(), events);
+    assert_eq!(turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap(), events);
     let seen = turn.inspect(&mut client).await.unwrap();
     assert_eq!((seen.state(), seen.acknowledged), (State::Ended, false));
     turn.acknowledge(&mut client).await.unwrap();
     let next = Turn::new(&rig, "cnv_1", "ses_1", "trn_2", 2);
     assert_eq!(next.open(&mut client).await.unwrap().result(), Opened::AlreadyOpen);
     next.send(&mut client, "[[recall]]").await.unwrap();
-    let events = next.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    let events = next.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
     assert!(terminal(&events).unwrap().result.contains("[[text:one]]"));
     assert_eq!(rig.engine_log("\"start\"").len(), 1);
 }
@@ -224,7 +224,7 @@ async fn stop_turns_cancels_them_and_leaves_no_process() {
     assert_eq!(rig.processes(), []);
     rig.again().await.unwrap();
     let mut client = rig.client().await.unwrap();
-    let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
     assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Cancelled);
 }
 
@@ -254,7 +254,7 @@ mod points {
             turn.open(&mut client).await.unwrap();
             turn.send(&mut client, text).await.unwrap();
         }
-        turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap()
+        turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap()
     }
 
     #[tokio::test]
@@ -329,7 +329,7 @@ mod points {
         let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
         turn.open(&mut client).await.unwrap();
         turn.send(&mut client, "[[text:one]]").await.unwrap();
-        turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+        turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
         let _ = turn.acknowledge(&mut client).await;
         rig.service.wait_exit(BOUND).await.unwrap();
         rig.again().await.unwrap();

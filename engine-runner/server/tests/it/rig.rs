@@ -257,7 +257,7 @@ impl Turn {
     pub(crate) async fn run(&self, client: &mut Client, text: &str) -> anyhow::Result<Vec<NumberedEvent>> {
         self.open(client).await?;
         self.send(client, text).await?;
-        let events = self.follow(client, 0, false).await?.to_end().await?;
+        let events = self.follow(client, 0, false).await?.all().await?;
         self.acknowledge(client).await?;
         Ok(events)
     }
@@ -277,14 +277,14 @@ impl Follower {
     }
 
     /// All events to the end, each number once and in order.
-    pub(crate) async fn to_end(mut self) -> anyhow::Result<Vec<NumberedEvent>> {
+    pub(crate) async fn all(mut self) -> anyhow::Result<Vec<NumberedEvent>> {
         let mut events: Vec<NumberedEvent> = Vec::new();
         while let Some(item) = self.next().await? {
             if let Item::Event(event) = item {
-                if let Some(last) = events.last() {
-                    if event.number != last.number + 1 {
-                        bail!("number {} follows {}", event.number, last.number);
-                    }
+                if let Some(last) = events.last()
+                    && event.number != last.number + 1
+                {
+                    bail!("number {} follows {}", event.number, last.number);
                 }
                 events.push(event);
             }

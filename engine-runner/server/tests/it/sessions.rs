@@ -35,7 +35,7 @@ async fn close(client: &mut Client) {
 
 async fn ask(client: &mut Client, turn: &Turn, text: &str) -> String {
     turn.send(client, text).await.unwrap();
-    let events = turn.follow(client, 0, false).await.unwrap().to_end().await.unwrap();
+    let events = turn.follow(client, 0, false).await.unwrap().all().await.unwrap();
     turn.acknowledge(client).await.unwrap();
     let ended = terminal(&events).unwrap();
     assert_eq!(ended.outcome(), Outcome::Completed, "{:?}", names(&events));
@@ -103,11 +103,11 @@ async fn s14_damaged_files_are_found_before_a_resume_and_the_same_turn_goes_on_i
         second.request.context = "what was said before".into();
         assert_eq!(second.open(&mut client).await.unwrap().result(), Opened::Started, "{what}");
         second.send(&mut client, "[[recall]]").await.unwrap();
-        let events = second.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+        let events = second.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
         let order = names(&events);
         assert_eq!(order[0], "session STATE_UNUSABLE", "{what}: {order:?}");
         let replaced = events.iter().filter_map(kind).any(|kind| {
-            matches!(kind, Kind::Session(s) if s.replaces == "ses_1" && s.history_given && s.origin as i32 == 3)
+            matches!(kind, Kind::Session(s) if s.replaces == "ses_1" && s.history_given && s.origin == 3)
         });
         assert!(replaced, "{what}: {order:?}");
         assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Completed);
@@ -129,7 +129,7 @@ async fn an_unusable_session_that_nobody_replaces_fails_its_turn() {
     std::fs::remove_file(session_file(&rig)).unwrap();
     let second = Turn::new(&rig, "cnv_1", "ses_1", "trn_2", 2);
     second.open(&mut client).await.unwrap();
-    let events = second.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    let events = second.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
     let ended = terminal(&events).unwrap();
     assert_eq!(ended.failure.unwrap().reason(), FailureReason::SessionUnusable);
 }
@@ -222,6 +222,6 @@ async fn an_idle_engine_that_died_is_replaced_before_the_message_is_given() {
         result = turn.send(&mut client, "[[text:fine]]").await;
     }
     result.unwrap();
-    let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
     assert_eq!(terminal(&events).unwrap().result, "fine", "{:?}", names(&events));
 }

@@ -15,7 +15,7 @@ async fn next_turn(rig: &Rig, number: u64) -> Opened {
     let turn = Turn::new(rig, "cnv_1", "ses_1", &format!("trn_{number}"), number);
     let opened = turn.open(&mut client).await.unwrap();
     turn.send(&mut client, "[[text:next]]").await.unwrap();
-    let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
     assert_eq!(terminal(&events).unwrap().result, "next", "{:?}", names(&events));
     turn.acknowledge(&mut client).await.unwrap();
     opened.result()
@@ -39,7 +39,7 @@ async fn s45_cancel_in_a_text_keeps_it_and_the_process() {
     // Twice: the second finds the first, or its end.
     let again = turn.cancel(&mut client).await.unwrap();
     assert!(matches!(again, Cancelled::Stopping | Cancelled::AlreadyEnded));
-    let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
     let ended = terminal(&events).unwrap();
     assert_eq!(ended.outcome(), Outcome::Cancelled);
     assert_eq!(ended.failure.unwrap().reason(), FailureReason::Cancelled);
@@ -64,7 +64,7 @@ async fn s43_cancel_in_a_tool_leaves_no_process_of_the_turn() {
     turn.send(&mut client, &text).await.unwrap();
     wait_until("the tool runs", BOUND, || ready.exists()).await.unwrap();
     turn.cancel(&mut client).await.unwrap();
-    let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
     assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Cancelled);
     let left: Vec<_> =
         rig.processes().into_iter().filter(|(_, command)| command.contains("sleep 100")).collect();
@@ -86,7 +86,7 @@ async fn a_deaf_engine_is_terminated_and_a_stubborn_one_killed() {
         let mut follower = turn.follow(&mut client, 0, false).await.unwrap();
         follower.until(|kind| matches!(kind, Kind::Phase(phase) if phase.phase() as i32 == 4)).await.unwrap();
         turn.cancel(&mut client).await.unwrap();
-        let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+        let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
         assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Cancelled, "{text}: {:?}", names(&events));
         assert_eq!(rig.processes(), []);
         turn.acknowledge(&mut client).await.unwrap();
@@ -100,7 +100,7 @@ async fn s44_cancel_before_the_message_after_the_end_and_of_an_unknown_turn() {
     let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
     turn.open(&mut client).await.unwrap();
     assert_eq!(turn.cancel(&mut client).await.unwrap(), Cancelled::Stopping);
-    let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
     assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Cancelled);
     assert_eq!(reason(&turn.send(&mut client, "x").await.unwrap_err()), "WRONG_STATE");
     turn.acknowledge(&mut client).await.unwrap();
@@ -128,7 +128,7 @@ async fn s44_cancel_while_the_engine_starts() {
     assert_eq!(turn.cancel(&mut client).await.unwrap(), Cancelled::Stopping);
     assert_eq!(reason(&opening.await.unwrap().unwrap_err()), "WRONG_STATE");
     wait_until("no process is left", BOUND, || rig.processes().is_empty()).await.unwrap();
-    let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
     assert_eq!(names(&events), ["terminal OUTCOME_CANCELLED"]);
 }
 
@@ -155,7 +155,7 @@ async fn s41_silence_is_noticed_and_then_ends_the_turn() {
     turn.request.options.as_mut().unwrap().idle_timeout = Some(idle);
     turn.open(&mut client).await.unwrap();
     turn.send(&mut client, "[[text:so far]] [[stall]]").await.unwrap();
-    let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
     let ended = terminal(&events).unwrap();
     let failure = ended.failure.clone().unwrap();
     assert_eq!((ended.outcome(), failure.reason()), (Outcome::Failed, FailureReason::IdleTimeout));
@@ -173,7 +173,7 @@ async fn a_deadline_ends_a_turn_that_is_busy() {
     turn.request.options.as_mut().unwrap().deadline = Some(prost_types::Duration { seconds: 1, nanos: 0 });
     turn.open(&mut client).await.unwrap();
     turn.send(&mut client, "[[slow chunks=10000 delay=10:x ]]").await.unwrap();
-    let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
     let ended = terminal(&events).unwrap();
     assert_eq!(ended.failure.unwrap().reason(), FailureReason::Deadline);
     turn.acknowledge(&mut client).await.unwrap();
@@ -190,7 +190,7 @@ async fn s34_an_engine_that_dies_fails_its_turn_with_what_is_known() {
         let turn = Turn::new(&rig, "cnv_1", "ses_1", &format!("trn_{number}"), number);
         turn.open(&mut client).await.unwrap();
         turn.send(&mut client, text).await.unwrap();
-        let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+        let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
         let ended = terminal(&events).unwrap();
         let failure = ended.failure.clone().unwrap();
         assert_eq!((ended.outcome(), failure.reason()), (Outcome::Failed, FailureReason::Process), "{text}");
@@ -215,7 +215,7 @@ async fn closing_needs_an_idle_session_and_keeps_it_resumable() {
     turn.open(&mut client).await.unwrap();
     assert_eq!(reason(&client.close_session(close()).await.unwrap_err()), "TURN_IN_PROGRESS");
     turn.send(&mut client, "[[text:one]]").await.unwrap();
-    turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
     let list = client.list_sessions(ListSessionsRequest::default()).await.unwrap().into_inner();
     assert_eq!((list.sessions.len(), list.sessions[0].warm), (1, true));
     assert!(client.close_session(close()).await.unwrap().into_inner().was_open);

@@ -42,7 +42,7 @@ async fn s29_readers_that_come_and_go_see_each_number_once() {
     for after in [0, 1, 500, 1500] {
         let (mut client, turn) = (client.clone(), turn.clone());
         others.push(tokio::spawn(async move {
-            (after, turn.follow(&mut client, after, true).await.unwrap().to_end().await.unwrap())
+            (after, turn.follow(&mut client, after, true).await.unwrap().all().await.unwrap())
         }));
     }
     let seen = broken.await.unwrap();
@@ -104,7 +104,7 @@ async fn numbers_beyond_the_journal_are_waited_for_by_the_owner_alone() {
     // The owner waits: what comes up to the number it holds is not sent again.
     let waiting = turn.follow(&mut client, 3, false).await.unwrap();
     turn.send(&mut client, "[[text:one]] [[text:two]]").await.unwrap();
-    let events = waiting.to_end().await.unwrap();
+    let events = waiting.all().await.unwrap();
     assert_eq!(events[0].number, 4);
     terminal(&events).unwrap();
 }
@@ -119,7 +119,7 @@ async fn a_reader_that_stops_reading_is_told_and_slows_nobody() {
     let mut lazy_client = rig.client().await.unwrap();
     let mut lazy = turn.follow(&mut lazy_client, 0, false).await.unwrap();
     turn.send(&mut client, "[[events count=1000 bytes=60000]]").await.unwrap();
-    let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await;
+    let events = turn.follow(&mut client, 0, false).await.unwrap().all().await;
     // The diligent reader may have been too slow for a moment, too: then it goes on where it was.
     let last = match events {
         Ok(events) => {
@@ -127,7 +127,7 @@ async fn a_reader_that_stops_reading_is_told_and_slows_nobody() {
             events.last().unwrap().number
         }
         Err(_) => {
-            turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap().last().unwrap().number
+            turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap().last().unwrap().number
         }
     };
     let mut sent = 0;
@@ -144,7 +144,7 @@ async fn a_reader_that_stops_reading_is_told_and_slows_nobody() {
     };
     assert_eq!((told.code(), reason(&told).as_str()), (tonic::Code::ResourceExhausted, "SLOW_READER"));
     assert!(told.message().contains(&format!("resume after {sent}")), "{}", told.message());
-    let rest = turn.follow(&mut client, sent, false).await.unwrap().to_end().await.unwrap();
+    let rest = turn.follow(&mut client, sent, false).await.unwrap().all().await.unwrap();
     assert_eq!((rest[0].number, rest.last().unwrap().number), (sent + 1, last));
 }
 
@@ -160,6 +160,6 @@ async fn s33_a_reader_that_leaves_cancels_nothing() {
     drop(client);
     std::fs::write(&gate, "").unwrap();
     let mut client = rig.client().await.unwrap();
-    let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
     assert_eq!(terminal(&events).unwrap().result, "done", "{:?}", names(&events));
 }

@@ -16,7 +16,7 @@ async fn a_turn_runs_from_opening_to_acknowledge() {
     assert_eq!(opened.result(), Opened::Started);
     assert!(opened.native_ref.is_some());
     turn.send(&mut client, "[[text:hello]]").await.unwrap();
-    let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
     let ended = terminal(&events).unwrap();
     assert_eq!(ended.outcome(), Outcome::Completed, "{:?}", names(&events));
     assert_eq!(ended.result, "hello");
@@ -45,7 +45,7 @@ async fn s10_the_next_turn_uses_the_warm_process() {
     let second = Turn::new(&rig, "cnv_1", "ses_1", "trn_2", 2);
     assert_eq!(second.open(&mut client).await.unwrap().result(), Opened::AlreadyOpen);
     second.send(&mut client, "[[recall]]").await.unwrap();
-    let events = second.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    let events = second.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
     let ended = terminal(&events).unwrap();
     assert_eq!(ended.outcome(), Outcome::Completed);
     assert!(ended.result.contains("[[text:one]]"), "{}", ended.result);
@@ -77,7 +77,7 @@ async fn a_repeated_send_delivers_once_and_another_text_is_refused() {
     assert_eq!(turn.send(&mut client, "[[text:once]]").await.unwrap(), first);
     let other = turn.send(&mut client, "[[text:twice]]").await.unwrap_err();
     assert_eq!(reason(&other), "FIELD_INVALID");
-    let events = turn.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
     assert_eq!(names(&events).iter().filter(|name| name.starts_with("text ")).count(), 1);
     assert_eq!(turn.send(&mut client, "[[text:once]]").await.unwrap(), first);
     turn.acknowledge(&mut client).await.unwrap();
@@ -104,7 +104,7 @@ async fn s48_a_stale_epoch_is_refused_and_a_higher_one_ends_the_older_turn() {
     assert_eq!(reason(&old.send(&mut client, "x").await.unwrap_err()), "STALE_EPOCH");
     old.acknowledge(&mut client).await.unwrap();
     new.send(&mut client, "[[text:mine]]").await.unwrap();
-    let events = new.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    let events = new.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
     assert_eq!(terminal(&events).unwrap().result, "mine");
 }
 
@@ -122,7 +122,7 @@ async fn a_held_workspace_names_its_holder_and_a_child_directory_is_held_too() {
     assert_eq!(reason(&refused), "WORKSPACE_BUSY");
     assert!(refused.message().contains("trn_1"), "{}", refused.message());
     holder.cancel(&mut client).await.unwrap();
-    holder.follow(&mut client, 0, false).await.unwrap().to_end().await.unwrap();
+    holder.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
     other.open(&mut client).await.unwrap();
 }
 
