@@ -11,6 +11,7 @@ mod durability;
 mod failpoints;
 mod grpc;
 mod hostile;
+mod keeper;
 mod lost;
 mod misbehaviour;
 mod permission;
