@@ -28,7 +28,7 @@ pub fn bin(name: &str) -> anyhow::Result<PathBuf> {
     if !path.is_file() {
         bail!(
             "{name} is not in {}: build the executables first, with \
-             `cargo build --workspace --bins --all-features` (tests/run does), or set {BIN_DIR}",
+             `cargo build --workspace --all-targets --all-features` (tests/run does), or set {BIN_DIR}",
             directory.display()
         );
     }
