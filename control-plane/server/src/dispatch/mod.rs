@@ -4,6 +4,7 @@
 //! crash, finds what was done and goes on from there (`plan`). So nothing here is state: it may all be lost.
 
 mod agent;
+mod arrange;
 mod attach;
 mod close;
 mod context;
