@@ -45,7 +45,8 @@ fn choose(mut spools: Vec<Spool>, keep: Duration, keep_bytes: u64) -> Vec<PathBu
     gone
 }
 
-fn measure(dir: &Path) -> (u64, Duration) {
+/// Bytes in a directory, and the time since anything in it was written.
+pub(crate) fn measure(dir: &Path) -> (u64, Duration) {
     let mut bytes = 0;
     let mut newest = SystemTime::UNIX_EPOCH;
     for entry in fs::read_dir(dir).into_iter().flatten().filter_map(Result::ok) {

@@ -188,9 +188,21 @@ impl Runner {
         Err(Arc::new(Error::WrongState(format!("turn {} has ended", request.turn_id))))
     }
 
-    /// Finds the turn of an opening, or makes it.
+    /// Finds the turn of an opening, or makes it. Older turns of the conversation are gone then.
     async fn admit(&self, request: &Open, session: &SessionOpen) -> Result<Admitted, Error> {
-        let _one = self.admission.lock().await;
+        loop {
+            let one = self.admission.lock().await;
+            if let Some(admitted) = self.admit_now(request, session)? {
+                return Ok(admitted);
+            }
+            // The end of an older turn takes its time, and other openings and cancels are not to wait for it.
+            drop(one);
+            self.supersede(&request.conversation_id, request.epoch).await;
+        }
+    }
+
+    /// One look, under the admission's lock. None: older turns have to end first.
+    fn admit_now(&self, request: &Open, session: &SessionOpen) -> Result<Option<Admitted>, Error> {
         let context = &self.context;
         if let Some(handle) = self.find(&request.turn_id) {
             if handle.conversation_id != request.conversation_id {
@@ -203,7 +215,7 @@ impl Runner {
             if handle.hub.ended() {
                 return Err(Error::WrongState(format!("turn {} has ended", request.turn_id)));
             }
-            return Ok(Admitted::Known(handle));
+            return Ok(Some(Admitted::Known(handle)));
         }
         if let Some(tombstone) = self.tombstone(&request.turn_id)? {
             let how = if tombstone.outcome == 0 { "was cancelled before it was opened" } else { "has ended" };
@@ -214,15 +226,12 @@ impl Runner {
         }
         let workspace = context.roots.resolve(&request.workspace)?;
         launch::check(context, session)?;
-        let higher = context
-            .epochs
-            .admit(&request.conversation_id, request.epoch)
-            .map_err(|error| self.explain(error))?;
-        if higher {
-            self.supersede(&request.conversation_id, request.epoch).await;
-        }
+        context.epochs.admit(&request.conversation_id, request.epoch).map_err(|error| self.explain(error))?;
         let running = self.running();
         if let Some(other) = running.iter().find(|handle| handle.conversation_id == request.conversation_id) {
+            if other.epoch < request.epoch {
+                return Ok(None);
+            }
             return Err(Error::TurnInProgress { turn_id: other.turn_id.clone() });
         }
         if let Some(other) = running.iter().find(|handle| handle.facts().session_id == request.session_id) {
@@ -233,7 +242,7 @@ impl Runner {
         if made.is_err() {
             context.slots.free(&request.turn_id);
         }
-        made
+        made.map(Some)
     }
 
     fn make(
@@ -345,20 +354,14 @@ impl Runner {
         epoch: u64,
         grace: Option<Duration>,
     ) -> Result<Cancelled, Error> {
-        let handle = {
-            // An opening of this turn that is being admitted comes first or finds the tombstone.
-            let _one = self.admission.lock().await;
-            match self.find(turn_id) {
-                Some(handle) => handle,
-                None => {
-                    return match self.tombstone(turn_id)? {
-                        Some(tombstone) if tombstone.outcome != 0 => Ok(Cancelled::AlreadyEnded),
-                        Some(_) => Ok(Cancelled::Unknown),
-                        None => {
-                            self.remember_cancelled(turn_id, epoch)?;
-                            Ok(Cancelled::Unknown)
-                        }
-                    };
+        let handle = match self.find(turn_id) {
+            Some(handle) => handle,
+            None => {
+                // An opening of this turn that is being admitted comes first, or finds the tombstone.
+                let _one = self.admission.lock().await;
+                match self.find(turn_id) {
+                    Some(handle) => handle,
+                    None => return self.cancel_unknown(turn_id, epoch),
                 }
             }
         };
@@ -378,6 +381,17 @@ impl Runner {
                 action: "store the cancel",
                 source: std::io::Error::other("the journal cannot be written"),
             }),
+        }
+    }
+
+    fn cancel_unknown(&self, turn_id: &str, epoch: u64) -> Result<Cancelled, Error> {
+        match self.tombstone(turn_id)? {
+            Some(tombstone) if tombstone.outcome != 0 => Ok(Cancelled::AlreadyEnded),
+            Some(_) => Ok(Cancelled::Unknown),
+            None => {
+                self.remember_cancelled(turn_id, epoch)?;
+                Ok(Cancelled::Unknown)
+            }
         }
     }
 

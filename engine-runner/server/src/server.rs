@@ -1,6 +1,7 @@
 //! The program: from settings to a listening server, and its orderly end.
 
 use std::{
+    collections::HashSet,
     ffi::OsString,
     io::Write as _,
     net::SocketAddr,
@@ -57,6 +58,9 @@ const CANCEL_LIMIT: Duration = Duration::from_secs(40);
 
 /// Time that open calls have at the end.
 const SERVER_LIMIT: Duration = Duration::from_secs(2);
+
+/// Pause between two rounds of reaping.
+const REAP: Duration = Duration::from_secs(5);
 
 /// Time that the runtime has for what blocks.
 const RUNTIME_LIMIT: Duration = Duration::from_secs(2);
@@ -159,6 +163,9 @@ pub async fn prepare(config: Config, keeper_executable: Option<PathBuf>) -> Resu
         listener.local_addr().map_err(|source| RunError::Listen { address: address.to_string(), source })?;
     let stop_server = CancellationToken::new();
     let server = serve(Arc::clone(&runner), listener, stop_server.clone()).await?;
+    if std::process::id() == 1 || context.isolation.level != IsolationLevel::PidNamespace {
+        context.tasks.spawn(reap(Arc::clone(&context)));
+    }
     context.tasks.spawn(pool::watch_memory(Arc::clone(&context)));
     context.tasks.spawn(prune::keep(Arc::clone(&runner)));
     if !context.settings.control_plane.is_empty() {
@@ -171,6 +178,24 @@ pub async fn prepare(config: Config, keeper_executable: Option<PathBuf>) -> Resu
         context.tasks.spawn(registration::keep(Arc::clone(&runner), control_plane, advertised));
     }
     Ok(Prepared { runner, address, server, stop_server })
+}
+
+/// Reaps orphans that come to this process because it is a subreaper or the main process of a container. Whoever waits
+/// for a child of its own does so at once; what is still there at the next round is nobody's.
+async fn reap(context: Arc<Context>) {
+    let mut waiting: HashSet<i32> = HashSet::new();
+    loop {
+        tokio::select! {
+            () = context.shutdown.cancelled() => return,
+            () = tokio::time::sleep(REAP) => {}
+        }
+        let seen = std::cell::RefCell::new(HashSet::new());
+        roundhouse_process::reap_orphans(|pid| {
+            seen.borrow_mut().insert(pid);
+            !waiting.contains(&pid)
+        });
+        waiting = seen.into_inner();
+    }
 }
 
 fn probe(executable: Option<&std::path::Path>) -> IsolationReport {

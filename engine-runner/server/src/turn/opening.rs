@@ -1,6 +1,6 @@
 //! Opening a session for the turn: warm, resumed, started, or found unusable.
 
-use std::{sync::Arc, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use roundhouse_engines::{Failure, OpenFailure, OpenMode, Opened, Reason, TranslatorOpen};
 use roundhouse_process::{Request, Response};
@@ -20,6 +20,7 @@ use crate::{
     error::Error,
     grpc::to_proto,
     journal::{OpenedHow, OpenedMark, ProcessOpen, Record, SessionOpen, Source},
+    keeper::Keeper,
     launch::{self, Plan, Planned, Wanted},
     pool,
     session_record::{Launched, SessionRecord},
@@ -57,6 +58,21 @@ pub(super) enum Released {
     Unusable(String),
 }
 
+/// The spool of a process that served many turns is bounded by what earlier turns left in it: their segments go when
+/// they take half of the room. Their journals tell of them; a keeper never prunes the segment it writes.
+async fn make_spool_room(context: &Context, dir: PathBuf, keeper: Keeper, segment: u32) {
+    let size = tokio::task::spawn_blocking(move || crate::prune::measure(&dir).0).await.unwrap_or(0);
+    if size > context.settings.spool_limit_bytes / 2 {
+        let pruned = keeper.ask(Request::Prune { keep_from: segment }).await;
+        tracing::info!(
+            keeper = keeper.pid(),
+            size,
+            ok = pruned.is_ok(),
+            "segments of earlier turns are removed"
+        );
+    }
+}
+
 async fn prepare(context: Arc<Context>, wanted: Wanted, turn_id: String, launched: Launched) -> Prepared {
     if let Err(error) = launch::check_owner(&context, &wanted) {
         return Prepared::Failed(error);
@@ -66,7 +82,10 @@ async fn prepare(context: Arc<Context>, wanted: Wanted, turn_id: String, launche
     {
         if engine.launched == launched {
             match engine.keeper.ask(Request::BeginTurn { turn_id }).await {
-                Ok(Response::Turn { frame, .. }) => return Prepared::Warm(engine, frame),
+                Ok(Response::Turn { frame, segment }) => {
+                    make_spool_room(&context, engine.dir.clone(), engine.keeper.clone(), segment).await;
+                    return Prepared::Warm(engine, frame);
+                }
                 other => tracing::warn!(?other, "a warm engine cannot take a turn"),
             }
         }

@@ -225,3 +225,26 @@ async fn an_idle_engine_that_died_is_replaced_before_the_message_is_given() {
     let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
     assert_eq!(terminal(&events).unwrap().result, "fine", "{:?}", names(&events));
 }
+
+#[tokio::test]
+async fn a_warm_process_serves_more_than_its_spool_could_hold_at_once() {
+    let rig = Rig::with(With::set("spool_limit_bytes", 3_000_000)).await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    for number in 1..=6 {
+        let turn = Turn::new(&rig, "cnv_1", "ses_1", &format!("trn_{number}"), number);
+        turn.open(&mut client).await.unwrap();
+        assert_eq!(ask(&mut client, &turn, "[[huge bytes=400000]]").await.len(), 400_000);
+    }
+    assert_eq!(rig.engine_log("\"start\"").len(), 1);
+    // A single turn that is larger fails, and says why.
+    let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_9", 9);
+    turn.open(&mut client).await.unwrap();
+    turn.send(&mut client, "[[huge bytes=4000000]] [[text:more]] [[stall]]").await.unwrap();
+    let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
+    assert_eq!(
+        terminal(&events).unwrap().failure.unwrap().reason(),
+        FailureReason::Storage,
+        "{:?}",
+        names(&events)
+    );
+}

@@ -59,8 +59,10 @@ async fn s43_cancel_in_a_tool_leaves_no_process_of_the_turn() {
     let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
     turn.open(&mut client).await.unwrap();
     let ready = rig.path("ready");
-    let text =
-        format!("[[bash:setsid nohup sleep 1000 >/dev/null 2>&1 & touch {}; sleep 1001]]", ready.display());
+    let text = format!(
+        "[[bash:setsid nohup sh -c 'touch {}; exec sleep 1000' >/dev/null 2>&1 & sleep 1001]]",
+        ready.display()
+    );
     turn.send(&mut client, &text).await.unwrap();
     wait_until("the tool runs", BOUND, || ready.exists()).await.unwrap();
     turn.cancel(&mut client).await.unwrap();
