@@ -133,6 +133,31 @@ async fn keeper_and_runner_dead_after_the_engine_took_the_message_is_process() {
 }
 
 #[tokio::test]
+async fn s47_keeper_and_runner_dead_in_doubt_is_lost_and_nothing_is_sent_again() {
+    let mut rig = Rig::start().await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    turn.open(&mut client).await.unwrap();
+    // A stopped engine reads nothing: the message lies in its pipe.
+    for (pid, command) in rig.processes() {
+        if command.contains("fake-engine") {
+            signal(pid, "STOP").unwrap();
+        }
+    }
+    turn.send(&mut client, "[[text:never]]").await.unwrap();
+    let keeper = turn.inspect(&mut client).await.unwrap().process.unwrap().keeper_pid;
+    rig.service.kill().await.unwrap();
+    signal(u32::try_from(keeper).unwrap(), "KILL").unwrap();
+    wait_until("nothing outlives its keeper", BOUND, || rig.processes().is_empty()).await.unwrap();
+    rig.again().await.unwrap();
+    let events = rest(&rig, &turn, Vec::new()).await;
+    let ended = terminal(&events).unwrap();
+    assert_eq!(ended.outcome(), Outcome::Lost, "{:?}", names(&events));
+    assert!(ended.failure.unwrap().retryable);
+    assert_eq!(rig.engine_log("\"start\"").len(), 1);
+}
+
+#[tokio::test]
 async fn a_keeper_that_dies_under_a_living_runner_ends_the_turn() {
     let rig = Rig::start().await.unwrap();
     let mut client = rig.client().await.unwrap();
@@ -320,6 +345,24 @@ mod points {
             assert_eq!(terminal(&all).unwrap().outcome(), Outcome::Completed, "{point}: {:?}", names(&all));
             assert_eq!(std::fs::read_to_string(rig.work.join("ran.txt")).unwrap(), "x\n", "{point}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_message_that_no_process_was_given_goes_to_another_one() {
+        let mut rig = Rig::with(With::failpoint("runner::message_journalled=return")).await.unwrap();
+        let mut client = rig.client().await.unwrap();
+        let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+        turn.open(&mut client).await.unwrap();
+        let keeper = turn.inspect(&mut client).await.unwrap().process.unwrap().keeper_pid;
+        let _ = turn.send(&mut client, "[[append path=ran.txt:x]] [[text:done]]").await;
+        rig.service.wait_exit(BOUND).await.unwrap();
+        signal(u32::try_from(keeper).unwrap(), "KILL").unwrap();
+        wait_until("nothing outlives its keeper", BOUND, || rig.processes().is_empty()).await.unwrap();
+        rig.again().await.unwrap();
+        let events = rest(&rig, &turn, Vec::new()).await;
+        assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Completed, "{:?}", names(&events));
+        assert_eq!(std::fs::read_to_string(rig.work.join("ran.txt")).unwrap(), "x\n");
+        assert_eq!(rig.engine_log("\"start\"").len(), 2);
     }
 
     #[tokio::test]
