@@ -21,10 +21,10 @@ pub const VERBS: [(&str, &[&str]); 30] = [
     ("events", &["count", "bytes", "delta", "clock"]),
     ("recall", &[]),
     ("usage", &["in", "out", "read", "created"]),
-    ("bash", &["ask"]),
+    ("bash", &["ask", "yield"]),
     ("append", &["path", "ask"]),
     ("tool", &["name", "ask"]),
-    ("error", &["code"]),
+    ("error", &["code", "info", "reset"]),
     ("retry", &["status"]),
     ("raw", &["repeat"]),
     ("line", &[]),
@@ -150,6 +150,8 @@ pub struct ScriptFile {
     pub start: Vec<Marker>,
     /// Before `initialize` is answered.
     pub initialize: Vec<Marker>,
+    /// Between a turn's acceptance and its start (Codex alone has anything between them).
+    pub accepted: Vec<Marker>,
     /// In each turn whose text has no marker.
     pub turn: Vec<Marker>,
     /// After stdin was closed.
@@ -176,6 +178,7 @@ impl ScriptFile {
             let place = match name {
                 "start" => &mut file.start,
                 "initialize" => &mut file.initialize,
+                "accepted" => &mut file.accepted,
                 "turn" => &mut file.turn,
                 "exit" => &mut file.exit,
                 odd => return Err(format!("unknown section @{odd}")),

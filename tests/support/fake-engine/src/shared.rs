@@ -4,17 +4,17 @@ use std::{
     fs::{File, OpenOptions},
     io::{self, BufRead, Write},
     os::unix::process::ExitStatusExt,
-    process::ExitStatus,
+    process::{Child, ExitStatus},
     sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicI32, Ordering},
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
         mpsc::SyncSender,
     },
     thread,
 };
 
 use nix::{
-    sys::signal::{SigSet, Signal, kill, killpg},
+    sys::signal::{SigSet, Signal, kill, killpg, raise},
     unistd::Pid,
 };
 use serde_json::{Value, json};
@@ -34,8 +34,8 @@ pub(crate) enum Input {
     Eof,
     /// SIGINT came and is not ignored.
     Interrupt,
-    /// The running tool has ended.
-    ToolEnded(io::Result<ExitStatus>),
+    /// The tool with this pid has ended.
+    ToolEnded(u32, io::Result<ExitStatus>),
 }
 
 /// Switches that the script turns and other threads obey.
@@ -46,8 +46,8 @@ pub(crate) struct Shared {
     pub(crate) ignore_hup: AtomicBool,
     /// Stdin is read no more.
     pub(crate) deaf: AtomicBool,
-    /// The group of the running tool; 0 is none.
-    pub(crate) tool_group: AtomicI32,
+    /// The groups of the tools that run.
+    tools: Mutex<Vec<i32>>,
     log: Mutex<Option<File>>,
 }
 
@@ -67,13 +67,53 @@ impl Shared {
         }
     }
 
-    /// Kills the running tool and all of its group.
-    pub(crate) fn kill_tool(&self) {
-        let group = self.tool_group.swap(0, Ordering::SeqCst);
-        if group > 0 {
+    fn tools(&self) -> MutexGuard<'_, Vec<i32>> {
+        self.tools.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts a tool that makes a group of its own. Whoever kills the tools meanwhile, waits for this one.
+    pub(crate) fn start_tool<T>(
+        &self,
+        start: impl FnOnce() -> io::Result<(Child, T)>,
+    ) -> io::Result<(Child, T)> {
+        let mut tools = self.tools();
+        let (child, more) = start()?;
+        tools.extend(i32::try_from(child.id()).ok());
+        Ok((child, more))
+    }
+
+    /// The tool with this pid has ended: its group is killed no more.
+    pub(crate) fn tool_over(&self, pid: u32) {
+        self.tools().retain(|group| u32::try_from(*group) != Ok(pid));
+    }
+
+    /// Kills all tools that run and all of their groups.
+    pub(crate) fn kill_tools(&self) {
+        for group in self.tools().drain(..) {
             let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
             // It may not have made its group yet.
             let _ = kill(Pid::from_raw(group), Signal::SIGKILL);
+        }
+    }
+
+    /// Kills the tool with this pid and all of its group, if it runs.
+    pub(crate) fn kill_tool(&self, pid: u32) {
+        let group = self.tools().iter().copied().find(|group| u32::try_from(*group) == Ok(pid));
+        if let Some(group) = group {
+            let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
+            let _ = kill(Pid::from_raw(group), Signal::SIGKILL);
+        }
+    }
+
+    /// Dies by this signal, if it is one to die by.
+    pub(crate) fn die(&self, signal: Signal) {
+        self.log("die", json!(signal.as_str()));
+        let mut set = SigSet::empty();
+        set.add(signal);
+        let _ = set.thread_unblock();
+        // The first SIGSEGV or SIGBUS only takes the standard library's own handler away.
+        for _ in 0..2 {
+            let _ = raise(signal);
         }
     }
 
@@ -94,24 +134,38 @@ pub(crate) fn block_signals() -> SigSet {
     signals
 }
 
+/// What a dialect does on a signal that is not ignored.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct OnSignal {
+    /// The code to exit with on SIGTERM, once the tools are killed.
+    pub(crate) term: i32,
+    /// The same for SIGHUP; absent: it dies of it, and the tools live on.
+    pub(crate) hup: Option<i32>,
+    /// Whether SIGINT is an input; else it dies of it, and the tools live on.
+    pub(crate) int_is_input: bool,
+}
+
 /// Starts the thread that waits for signals.
-pub(crate) fn watch_signals(shared: Arc<Shared>, signals: SigSet, inputs: SyncSender<Input>) {
+pub(crate) fn watch_signals(shared: Arc<Shared>, signals: SigSet, inputs: SyncSender<Input>, on: OnSignal) {
     thread::spawn(move || {
         while let Ok(signal) = signals.wait() {
             shared.log("signal", json!(signal.as_str()));
-            match signal {
-                Signal::SIGTERM if !shared.ignore_term.load(Ordering::SeqCst) => {
-                    shared.kill_tool();
-                    shared.exit(143);
-                }
-                Signal::SIGHUP if !shared.ignore_hup.load(Ordering::SeqCst) => {
-                    shared.kill_tool();
-                    shared.exit(129);
-                }
-                Signal::SIGINT if !shared.ignore_int.load(Ordering::SeqCst) => {
-                    let _ = inputs.send(Input::Interrupt);
-                }
-                _ => {}
+            let (ignored, code) = match signal {
+                Signal::SIGTERM => (&shared.ignore_term, Some(on.term)),
+                Signal::SIGHUP => (&shared.ignore_hup, on.hup),
+                _ => (&shared.ignore_int, None),
+            };
+            if ignored.load(Ordering::SeqCst) {
+                continue;
+            }
+            if let Some(code) = code {
+                shared.kill_tools();
+                shared.exit(code);
+            }
+            if signal == Signal::SIGINT && on.int_is_input {
+                let _ = inputs.send(Input::Interrupt);
+            } else {
+                shared.die(signal);
             }
         }
     });

@@ -4,7 +4,7 @@ use std::{
     env,
     ffi::OsString,
     fs::{File, OpenOptions},
-    io,
+    io::{self, Write as _},
     os::unix::process::CommandExt,
     path::PathBuf,
     process::{Child, Command, ExitCode, Stdio},
@@ -40,17 +40,14 @@ fn own_executable() -> io::Result<PathBuf> {
     env::current_exe()
 }
 
-/// A shell command in a session of its own, with the environment that Claude gives its tools, and the file that takes
-/// what it says. A file and not a pipe: what the command leaves behind may hold a pipe open for ever.
-pub(crate) fn bash(command: &str, session: &str) -> io::Result<(Child, File)> {
+/// A shell command in a session of its own, with this added to its environment, and the file that takes what it says. A file and not a pipe: what the command leaves behind may hold a pipe open for ever.
+pub(crate) fn bash(command: &str, environment: &[(&str, String)]) -> io::Result<(Child, File)> {
     let path = env::temp_dir().join(format!("fake-engine-{}", uuid::Uuid::new_v4().simple()));
     let output = OpenOptions::new().read(true).append(true).create_new(true).open(&path)?;
     std::fs::remove_file(&path)?;
     let child = Command::new(own_executable()?)
         .args([SETSID, "/bin/sh", "-c", command])
-        .env("CLAUDECODE", "1")
-        .env("CLAUDE_CODE_SESSION_ID", session)
-        .env("CLAUDE_PID", std::process::id().to_string())
+        .envs(environment.iter().map(|(name, value)| (name, value)))
         .stdin(Stdio::null())
         .stdout(output.try_clone()?)
         .stderr(output.try_clone()?)
@@ -74,4 +71,10 @@ pub(crate) fn child(detached: bool, hold: bool, ms: u64) -> io::Result<u32> {
     }
     // It is not waited for: whoever reaps for this process, reaps it.
     Ok(command.spawn()?.id())
+}
+
+/// Appends a text and a newline to a file with one write; makes the file if need be.
+pub(crate) fn append_line(path: &str, text: &str) -> io::Result<()> {
+    let mut file = OpenOptions::new().append(true).create(true).open(path)?;
+    file.write_all(format!("{text}\n").as_bytes())
 }

@@ -1,6 +1,8 @@
 //! The fake engine, driven from outside as the runner drives it.
 
 #[cfg(test)]
+mod codex;
+#[cfg(test)]
 mod dialect;
 #[cfg(test)]
 mod driver;

@@ -1,4 +1,10 @@
-//! The engine: reads lines, keeps the queue, answers control requests, runs turns.
+//! Claude Code's warm stream-json dialect: reads lines, keeps the queue, answers control requests, runs turns.
+
+pub mod args;
+mod lines;
+mod session;
+mod tool_calls;
+mod turn;
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -6,24 +12,18 @@ use std::{
     ffi::OsString,
     io::Write as _,
     process::ExitCode,
-    sync::{
-        Arc,
-        atomic::Ordering,
-        mpsc::{self, Receiver, RecvTimeoutError, SyncSender},
-    },
-    time::{Duration, Instant},
 };
 
 use serde_json::{Value, json};
 
-use crate::{
+use self::{
     args::Args,
-    dialect::{self, Usage},
-    output::Out,
-    script::{Marker, ScriptFile},
+    lines::Usage,
     session::{Refused, Session, last_text, new_id},
-    shared::{self, INPUTS, Input, Shared},
-    tools,
+};
+use crate::{
+    core::{Core, Dialect, Stop, complain},
+    shared::OnSignal,
 };
 
 /// A message that waits for its turn.
@@ -37,246 +37,79 @@ pub(crate) struct Message {
     pub(crate) text: String,
 }
 
-/// Why a turn, or the waiting in it, ends early.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Stop {
-    /// An interrupt.
-    Interrupted,
-    /// The script wants no result.
-    NoResult,
-    /// An API error with this status and sentence.
-    Failed(u64, String),
-    /// A denied permission that ends the turn.
-    Denied,
-}
-
 /// The engine.
 #[derive(Debug)]
 pub(crate) struct Engine {
-    pub(crate) args: Args,
-    pub(crate) out: Out,
-    pub(crate) session: Session,
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) inputs: SyncSender<Input>,
-    received: Receiver<Input>,
-    pub(crate) queue: VecDeque<Message>,
-    pub(crate) answers: HashMap<String, Value>,
+    core: Core,
+    args: Args,
+    session: Session,
+    queue: VecDeque<Message>,
+    answers: HashMap<String, Value>,
     /// The permission request that waits for its answer.
-    pub(crate) pending: Option<String>,
-    pub(crate) tool_ended: Option<std::io::Result<std::process::ExitStatus>>,
-    pub(crate) file: ScriptFile,
-    pub(crate) usage: Usage,
-    pub(crate) by_model: Value,
-    pub(crate) model: String,
-    pub(crate) permission_mode: String,
-    pub(crate) results: u64,
-    pub(crate) running: bool,
-    pub(crate) ignore_interrupt: bool,
-    ignore_eof: bool,
-    pub(crate) eof: bool,
+    pending: Option<String>,
+    usage: Usage,
+    by_model: Value,
+    model: String,
+    permission_mode: String,
+    results: u64,
+    running: bool,
     /// To be exited with this code when the turn is over.
     leave: Option<i32>,
-    pub(crate) failed: bool,
+    failed: bool,
 }
 
 /// Runs the engine with these arguments (without the program's name) to its end.
-#[must_use]
-pub fn run(arguments: Vec<OsString>) -> ExitCode {
-    if let Some(code) = tools::inner(&arguments) {
-        return code;
-    }
+pub(crate) fn run(arguments: Vec<OsString>) -> ExitCode {
     let words: Vec<String> = arguments.into_iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let args = match Args::parse(&words) {
         Ok(args) => args,
         Err(problem) => return complain(&problem, 1),
     };
     if args.version {
-        let version = env::var("FAKE_ENGINE_VERSION").unwrap_or_else(|_| dialect::VERSION.to_owned());
+        let version = env::var("FAKE_ENGINE_VERSION").unwrap_or_else(|_| lines::VERSION.to_owned());
         let _ = writeln!(std::io::stdout(), "{version} (Claude Code)");
         return ExitCode::SUCCESS;
     }
     if args.value("--output-format") == Some("stream-json") && !args.has("--verbose") {
         return complain("Error: When using --print, --output-format=stream-json requires --verbose", 1);
     }
-    let file = match read_script_file() {
-        Ok(file) => file,
-        Err(problem) => return complain(&format!("fake-engine: {problem}"), 2),
+    let core = match Core::new(&words, OnSignal { term: 143, hup: Some(129), int_is_input: true }) {
+        Ok(core) => core,
+        Err(code) => return code,
     };
-    let signals = shared::block_signals();
-    let shared = Shared::new(env::var_os("FAKE_ENGINE_LOG").as_deref());
-    shared.log("start", json!(words));
     let session = match Session::open(&args) {
         Ok(session) => session,
         Err(Refused::Usage(problem)) => return complain(&problem, 1),
         Err(Refused::Resume { id, message }) => {
-            let mut out = Out::new();
-            out.line(&dialect::no_session(&id, &message));
+            let mut out = core.out;
+            out.line(&lines::no_session(&id, &message));
             out.flush();
             return complain(&message, 1);
         }
     };
-    let (inputs, received) = mpsc::sync_channel(INPUTS);
-    shared::watch_signals(Arc::clone(&shared), signals, inputs.clone());
-    Engine::new(args, session, shared, inputs, received, file).serve()
+    Engine::new(core, args, session).serve()
 }
 
-fn complain(sentence: &str, code: u8) -> ExitCode {
-    let _ = writeln!(std::io::stderr(), "{sentence}");
-    ExitCode::from(code)
-}
-
-fn read_script_file() -> Result<ScriptFile, String> {
-    let Some(path) = env::var_os("FAKE_ENGINE_SCRIPT") else { return Ok(ScriptFile::default()) };
-    let text =
-        std::fs::read_to_string(&path).map_err(|problem| format!("{}: {problem}", path.to_string_lossy()))?;
-    ScriptFile::parse(&text)
-}
-
-impl Engine {
-    fn new(
-        args: Args,
-        session: Session,
-        shared: Arc<Shared>,
-        inputs: SyncSender<Input>,
-        received: Receiver<Input>,
-        file: ScriptFile,
-    ) -> Self {
-        let bypass = args.has("--dangerously-skip-permissions").then_some("bypassPermissions");
-        let permission_mode =
-            bypass.or_else(|| args.value("--permission-mode")).unwrap_or("default").to_owned();
-        Self {
-            model: args.value("--model").unwrap_or("claude-fake-1").to_owned(),
-            by_model: session.costs.clone(),
-            permission_mode,
-            args,
-            out: Out::new(),
-            session,
-            shared,
-            inputs,
-            received,
-            queue: VecDeque::new(),
-            answers: HashMap::new(),
-            pending: None,
-            tool_ended: None,
-            file,
-            usage: Usage::USUAL,
-            results: 0,
-            running: false,
-            ignore_interrupt: false,
-            ignore_eof: false,
-            eof: false,
-            leave: None,
-            failed: false,
-        }
+impl Dialect for Engine {
+    fn core(&self) -> &Core {
+        &self.core
     }
 
-    fn serve(mut self) -> ExitCode {
-        let start = std::mem::take(&mut self.file.start);
-        self.outside_of_turns(&start);
-        if self.args.warm() {
-            shared::read_stdin(Arc::clone(&self.shared), self.inputs.clone());
-        } else if let Some(prompt) = self.args.prompt.clone() {
-            let line = json!({"type": "user", "message": {"role": "user", "content": prompt}});
-            self.queue.push_back(Message { uuid: None, text: prompt, line });
-            self.eof = true;
-        } else {
-            return complain(
-                "Error: Input must be provided either through stdin or as a prompt argument when using --print",
-                1,
-            );
-        }
-        loop {
-            while let Some(message) = self.queue.pop_front() {
-                self.turn(message);
-                if let Some(code) = self.leave {
-                    self.finish(code);
-                }
-            }
-            if self.eof && !self.ignore_eof {
-                let exit = std::mem::take(&mut self.file.exit);
-                self.outside_of_turns(&exit);
-                self.finish(i32::from(self.failed));
-            }
-            match self.received.recv() {
-                // Outside of turns an interrupt finds nothing to end.
-                Ok(input) => drop(self.take_in(input)),
-                Err(_) => self.finish(1),
-            }
-            if let Some(code) = self.leave {
-                self.finish(code);
-            }
-        }
+    fn core_mut(&mut self) -> &mut Core {
+        &mut self.core
     }
 
-    /// Obeys markers where there is no turn. What needs one says nothing.
-    fn outside_of_turns(&mut self, markers: &[Marker]) {
-        for marker in markers {
-            if let Err(problem) = self.plain(marker) {
-                let _ = writeln!(std::io::stderr(), "fake-engine: {problem:?}");
-                self.shared.exit(2);
-            }
-            self.out.flush();
-        }
-    }
-
-    /// A graceful end.
-    fn finish(&mut self, code: i32) -> ! {
-        let by_model = self.by_model.clone();
-        self.session.save_costs(&by_model);
-        self.out.flush();
-        self.shared.exit(code)
-    }
-
-    pub(crate) fn send(&mut self, line: &Value) {
-        self.out.line(line);
-        self.out.flush();
-    }
-
-    /// Takes in what has come, without waiting.
-    pub(crate) fn poll(&mut self) -> Result<(), Stop> {
-        while let Ok(input) = self.received.try_recv() {
-            self.take_in(input)?;
-        }
+    fn at_eof(&mut self) -> Result<(), Stop> {
         Ok(())
     }
 
-    /// Waits until `done` says so or the time is over; answers whether it was done.
-    pub(crate) fn wait_until(
-        &mut self,
-        limit: Option<Duration>,
-        done: impl Fn(&Self) -> bool,
-    ) -> Result<bool, Stop> {
-        let until = limit.map(|limit| Instant::now() + limit);
-        loop {
-            if done(self) {
-                return Ok(true);
-            }
-            let left = until
-                .map_or(Duration::from_secs(3600), |until| until.saturating_duration_since(Instant::now()));
-            match self.received.recv_timeout(left) {
-                Ok(input) => self.take_in(input)?,
-                Err(RecvTimeoutError::Timeout) if until.is_none() => {}
-                Err(_) => return Ok(done(self)),
-            }
-        }
+    fn interrupted(&mut self) -> Result<(), Stop> {
+        self.leave = Some(0);
+        if self.running { Err(Stop::Interrupted) } else { Ok(()) }
     }
 
-    fn take_in(&mut self, input: Input) -> Result<(), Stop> {
-        match input {
-            Input::Line(line) => self.line(&line),
-            Input::Eof => {
-                self.eof = true;
-                Ok(())
-            }
-            Input::Interrupt => {
-                self.leave = Some(0);
-                if self.running { Err(Stop::Interrupted) } else { Ok(()) }
-            }
-            Input::ToolEnded(status) => {
-                self.tool_ended = Some(status);
-                Ok(())
-            }
-        }
+    fn stop_saving(&mut self) {
+        self.session.saves = false;
     }
 
     fn line(&mut self, line: &[u8]) -> Result<(), Stop> {
@@ -304,11 +137,86 @@ impl Engine {
             _ => Ok(()),
         }
     }
+}
+
+impl Engine {
+    fn new(core: Core, args: Args, session: Session) -> Self {
+        let bypass = args.has("--dangerously-skip-permissions").then_some("bypassPermissions");
+        let permission_mode =
+            bypass.or_else(|| args.value("--permission-mode")).unwrap_or("default").to_owned();
+        Self {
+            core,
+            model: args.value("--model").unwrap_or("claude-fake-1").to_owned(),
+            by_model: session.costs.clone(),
+            permission_mode,
+            args,
+            session,
+            queue: VecDeque::new(),
+            answers: HashMap::new(),
+            pending: None,
+            usage: Usage::USUAL,
+            results: 0,
+            running: false,
+            leave: None,
+            failed: false,
+        }
+    }
+
+    fn serve(mut self) -> ExitCode {
+        let start = std::mem::take(&mut self.core.file.start);
+        self.outside_of_turns(&start);
+        if self.args.warm() {
+            self.core.read_stdin();
+        } else if let Some(prompt) = self.args.prompt.clone() {
+            let line = json!({"type": "user", "message": {"role": "user", "content": prompt}});
+            self.queue.push_back(Message { uuid: None, text: prompt, line });
+            self.core.eof = true;
+        } else {
+            return complain(
+                "Error: Input must be provided either through stdin or as a prompt argument when using --print",
+                1,
+            );
+        }
+        loop {
+            while let Some(message) = self.queue.pop_front() {
+                self.turn(message);
+                if let Some(code) = self.leave {
+                    self.finish(code);
+                }
+            }
+            if self.core.eof && !self.core.ignore_eof {
+                let exit = std::mem::take(&mut self.core.file.exit);
+                self.outside_of_turns(&exit);
+                self.finish(i32::from(self.failed));
+            }
+            match self.core.next() {
+                // Outside of turns an interrupt finds nothing to end.
+                Some(input) => drop(self.take_in(input)),
+                None => self.finish(1),
+            }
+            if let Some(code) = self.leave {
+                self.finish(code);
+            }
+        }
+    }
+
+    /// A graceful end.
+    fn finish(&mut self, code: i32) -> ! {
+        let by_model = self.by_model.clone();
+        self.session.save_costs(&by_model);
+        self.core.out.flush();
+        self.core.shared.exit(code)
+    }
+
+    fn send(&mut self, line: &Value) {
+        self.core.out.line(line);
+        self.core.out.flush();
+    }
 
     fn malformed(&self, line: &[u8]) -> ! {
         let start: String = String::from_utf8_lossy(line).chars().take(200).collect();
         let _ = writeln!(std::io::stderr(), "Error parsing streaming input line: {start}");
-        self.shared.exit(1)
+        self.core.shared.exit(1)
     }
 
     fn user_line(&mut self, line: Value) {
@@ -322,7 +230,7 @@ impl Engine {
             if !self.running && self.queue.is_empty() {
                 self.state("running");
             }
-            let queued = dialect::lifecycle(&id, uuid, "queued");
+            let queued = lines::lifecycle(&id, uuid, "queued");
             self.send(&queued);
         }
         let text = last_text(&line["message"]).unwrap_or_default();
@@ -334,7 +242,7 @@ impl Engine {
     fn used_before(&mut self, line: &Value, uuid: &str) {
         self.echo(line, uuid);
         if self.session.resumed.contains(uuid) || !self.args.has("--replay-user-messages") {
-            let done = dialect::lifecycle(&self.session.id, uuid, "completed");
+            let done = lines::lifecycle(&self.session.id, uuid, "completed");
             self.send(&done);
         } else if !self.running {
             self.state("idle");
@@ -342,21 +250,21 @@ impl Engine {
     }
 
     /// Repeats a user line, if that is asked for.
-    pub(crate) fn echo(&mut self, line: &Value, uuid: &str) {
+    fn echo(&mut self, line: &Value, uuid: &str) {
         if self.args.has("--replay-user-messages") && self.args.warm() {
             let mut echo = json!({"type": "user", "message": line["message"]});
             let more = json!({
                 "session_id": self.session.id, "parent_tool_use_id": null, "uuid": uuid, "isReplay": true,
             });
-            dialect::merge(&mut echo, &more);
+            lines::merge(&mut echo, &more);
             self.send(&echo);
         }
     }
 
     /// Tells the session's state, if that is asked for.
-    pub(crate) fn state(&mut self, state: &str) {
+    fn state(&mut self, state: &str) {
         if env::var_os("CLAUDE_CODE_EMIT_SESSION_STATE_EVENTS").is_some_and(|value| value == "1") {
-            let line = dialect::system(&self.session.id, "session_state_changed", &json!({"state": state}));
+            let line = lines::system(&self.session.id, "session_state_changed", &json!({"state": state}));
             self.send(&line);
         }
     }
@@ -366,10 +274,10 @@ impl Engine {
         let subtype = body["subtype"].as_str().unwrap_or_default();
         let response = match subtype {
             "initialize" => {
-                let markers = std::mem::take(&mut self.file.initialize);
+                let markers = std::mem::take(&mut self.core.file.initialize);
                 self.outside_of_turns(&markers);
                 let state = if self.running { "running" } else { "idle" };
-                dialect::initialize(&self.model, &self.permission_mode, state)
+                lines::initialize(&self.model, &self.permission_mode, state)
             }
             "interrupt" => return self.interrupt(request),
             "cancel_async_message" => {
@@ -391,26 +299,26 @@ impl Engine {
                 json!({})
             }
             "set_max_thinking_tokens" | "get_usage" | "get_session_cost" | "mcp_status" => json!({}),
-            "get_binary_version" => json!({"version": dialect::VERSION}),
+            "get_binary_version" => json!({"version": lines::VERSION}),
             "end_session" => {
                 self.leave = Some(0);
-                let answer = dialect::answer(request, &json!({}));
+                let answer = lines::answer(request, &json!({}));
                 self.send(&answer);
                 return if self.running { Err(Stop::Interrupted) } else { Ok(()) };
             }
             unknown => {
-                let refusal = dialect::refusal(request, unknown);
+                let refusal = lines::refusal(request, unknown);
                 self.send(&refusal);
                 return Ok(());
             }
         };
-        let answer = dialect::answer(request, &response);
+        let answer = lines::answer(request, &response);
         self.send(&answer);
         Ok(())
     }
 
     fn interrupt(&mut self, request: &Value) -> Result<(), Stop> {
-        if self.ignore_interrupt {
+        if self.core.ignore_interrupt {
             return Ok(());
         }
         if request["request"]["cancel_queued"] == true {
@@ -421,7 +329,7 @@ impl Engine {
             self.send(&line);
         }
         let queued: Vec<_> = self.queue.iter().filter_map(|message| message.uuid.clone()).collect();
-        let answer = dialect::answer(request, &json!({"still_queued": queued}));
+        let answer = lines::answer(request, &json!({"still_queued": queued}));
         self.send(&answer);
         if self.running { Err(Stop::Interrupted) } else { Ok(()) }
     }
@@ -432,29 +340,14 @@ impl Engine {
         self.queue = kept;
         let id = self.session.id.clone();
         for uuid in gone.iter().filter_map(|message| message.uuid.as_deref()) {
-            let line = dialect::lifecycle(&id, uuid, "cancelled");
+            let line = lines::lifecycle(&id, uuid, "cancelled");
             self.send(&line);
         }
         !gone.is_empty()
     }
 
-    /// Ignores from here on what the payload names.
-    pub(crate) fn ignore(&mut self, what: &str) -> Result<(), Stop> {
-        for name in what.split(',').map(str::trim) {
-            match name {
-                "term" => self.shared.ignore_term.store(true, Ordering::SeqCst),
-                "int" => self.shared.ignore_int.store(true, Ordering::SeqCst),
-                "hup" => self.shared.ignore_hup.store(true, Ordering::SeqCst),
-                "interrupt" => self.ignore_interrupt = true,
-                "eof" => self.ignore_eof = true,
-                odd => return Err(Stop::Failed(400, format!("cannot ignore {odd:?}"))),
-            }
-        }
-        Ok(())
-    }
-
     /// Asks for permission and waits; the answer, or `None` if stdin is at its end.
-    pub(crate) fn ask(&mut self, tool: &str, input: &Value, tool_id: &str) -> Result<Option<Value>, Stop> {
+    fn ask(&mut self, tool: &str, input: &Value, tool_id: &str) -> Result<Option<Value>, Stop> {
         let id = new_id();
         let line = json!({"type": "control_request", "request_id": id, "request": {
             "subtype": "can_use_tool", "tool_name": tool, "display_name": tool, "input": input,
@@ -463,7 +356,7 @@ impl Engine {
         self.state("requires_action");
         self.send(&line);
         self.pending = Some(id.clone());
-        let waited = self.wait_until(None, |engine| engine.answers.contains_key(&id) || engine.eof);
+        let waited = self.wait_until(None, |engine| engine.answers.contains_key(&id) || engine.core.eof);
         self.pending = None;
         self.state("running");
         waited?;

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::session::{cwd, new_id};
+use super::session::{cwd, new_id};
 
 /// The version that the fake engine speaks like.
 pub(crate) const VERSION: &str = "2.1.332";

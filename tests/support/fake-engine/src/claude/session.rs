@@ -11,7 +11,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::args::Args;
+use super::args::Args;
 
 /// A session.
 #[derive(Debug)]
@@ -149,7 +149,7 @@ impl Session {
     pub(crate) fn append(&mut self, kind: &str, uuid: &str, message: &Value) {
         let row = json!({
             "parentUuid": self.last_row, "isSidechain": false, "type": kind, "message": message, "uuid": uuid,
-            "sessionId": self.id, "cwd": cwd(), "version": crate::dialect::VERSION,
+            "sessionId": self.id, "cwd": cwd(), "version": super::lines::VERSION,
         });
         self.last_row = Some(uuid.to_owned());
         self.write(&row);

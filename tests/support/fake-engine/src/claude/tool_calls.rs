@@ -1,22 +1,15 @@
 //! Tool calls: announced, permitted, done, answered.
 
-use std::{
-    fs::OpenOptions,
-    io::{Read as _, Seek as _, Write as _},
-    sync::atomic::Ordering,
-    thread,
-};
+use std::io::{Read as _, Seek as _};
 
 use serde_json::{Value, json};
 
+use super::{Engine, lines, session::new_id, turn::Turn};
 use crate::{
-    dialect,
-    engine::{Engine, Stop},
+    core::{Dialect, Stop, bad, system_failure},
     script::Marker,
-    session::new_id,
-    shared::{Input, exit_code},
+    shared::exit_code,
     tools,
-    turn::{Turn, bad, system_failure},
 };
 
 /// The most that a tool's result says of its output, in bytes.
@@ -51,7 +44,13 @@ impl Engine {
         }
         let (text, is_error) = match marker.verb.as_str() {
             "bash" => self.run_bash(input["command"].as_str().unwrap_or_default(), &id)?,
-            "append" => append_line(&input),
+            "append" => {
+                let path = input["file_path"].as_str().unwrap_or_default();
+                match tools::append_line(path, input["content"].as_str().unwrap_or_default()) {
+                    Ok(()) => (format!("The file {path} has been updated."), false),
+                    Err(problem) => (format!("{path}: {problem}"), true),
+                }
+            }
             _ => ("ok".to_owned(), false),
         };
         self.tool_result(&id, &text, is_error);
@@ -98,7 +97,7 @@ impl Engine {
             }
         } else {
             let more = json!({"tool_name": name, "tool_use_id": id});
-            let line = dialect::system(&self.session.id, "permission_denied", &more);
+            let line = lines::system(&self.session.id, "permission_denied", &more);
             self.send(&line);
             format!("Claude requested permissions to use {name}, but you haven't granted it yet.")
         };
@@ -112,24 +111,18 @@ impl Engine {
 
     fn run_bash(&mut self, command: &str, id: &str) -> Result<(String, bool), Stop> {
         let failed = |problem| system_failure("bash", &problem);
-        let (mut child, mut output) = tools::bash(command, &self.session.id).map_err(failed)?;
-        self.shared.tool_group.store(i32::try_from(child.id()).unwrap_or(0), Ordering::SeqCst);
-        self.tool_ended = None;
-        let tell = self.inputs.clone();
-        thread::spawn(move || {
-            let _ = tell.send(Input::ToolEnded(child.wait()));
-        });
-        if let Err(stop) = self.wait_until(None, |engine| engine.tool_ended.is_some()) {
-            self.shared.kill_tool();
+        let (pid, mut output) = self.core.start_command(command, &self.environment()).map_err(failed)?;
+        let over = |engine: &Self| engine.core.ended.contains_key(&pid);
+        if let Err(stop) = self.wait_until(None, over) {
+            self.core.shared.kill_tool(pid);
             // A killed tool ends; its end must not be taken for the next one's.
-            while self.tool_ended.is_none() {
-                let _ = self.wait_until(None, |engine| engine.tool_ended.is_some());
+            while !over(self) {
+                let _ = self.wait_until(None, over);
             }
             self.rejected(id);
             return Err(stop);
         }
-        self.shared.tool_group.store(0, Ordering::SeqCst);
-        let code = self.tool_ended.take().transpose().map_err(failed)?.map_or(1, exit_code);
+        let code = self.core.ended.remove(&pid).transpose().map_err(failed)?.map_or(1, exit_code);
         let mut bytes = Vec::new();
         output.rewind().and_then(|()| output.take(MAX_RESULT).read_to_end(&mut bytes)).map_err(failed)?;
         let text = String::from_utf8_lossy(&bytes).trim_end().to_owned();
@@ -140,22 +133,20 @@ impl Engine {
         })
     }
 
+    /// What Claude adds to the environment of its tools.
+    fn environment(&self) -> [(&'static str, String); 3] {
+        [
+            ("CLAUDECODE", "1".to_owned()),
+            ("CLAUDE_CODE_SESSION_ID", self.session.id.clone()),
+            ("CLAUDE_PID", std::process::id().to_string()),
+        ]
+    }
+
     fn tool_result(&mut self, id: &str, text: &str, is_error: bool) {
         let content =
             json!([{"tool_use_id": id, "type": "tool_result", "content": text, "is_error": is_error}]);
-        let line = dialect::user(&self.session.id, &content);
+        let line = lines::user(&self.session.id, &content);
         self.session.append("user", &new_id(), &line["message"]);
         self.send(&line);
-    }
-}
-
-/// Appends the input's content as one line to its file.
-fn append_line(input: &Value) -> (String, bool) {
-    let path = input["file_path"].as_str().unwrap_or_default();
-    let line = format!("{}\n", input["content"].as_str().unwrap_or_default());
-    let opened = OpenOptions::new().append(true).create(true).open(path);
-    match opened.and_then(|mut file| file.write_all(line.as_bytes())) {
-        Ok(()) => (format!("The file {path} has been updated."), false),
-        Err(problem) => (format!("{path}: {problem}"), true),
     }
 }

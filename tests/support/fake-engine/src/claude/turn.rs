@@ -3,11 +3,14 @@
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
-use crate::{
-    dialect::{self, Usage},
-    engine::{Engine, Message, Stop},
-    script::{self, Marker},
+use super::{
+    Engine, Message,
+    lines::{self, Usage},
     session::new_id,
+};
+use crate::{
+    core::{Dialect, Stop, bad, filler, stamped},
+    script::{self, Marker},
 };
 
 /// What a turn has come to so far.
@@ -28,14 +31,6 @@ pub(crate) struct Turn {
     pub(crate) in_tool: bool,
 }
 
-pub(crate) fn bad(problem: String) -> Stop {
-    Stop::Failed(400, format!("fake-engine: {problem}"))
-}
-
-pub(crate) fn system_failure(what: &str, problem: &dyn std::fmt::Display) -> Stop {
-    Stop::Failed(500, format!("fake-engine: {what}: {problem}"))
-}
-
 impl Engine {
     /// Runs one turn to its end.
     pub(crate) fn turn(&mut self, message: Message) {
@@ -54,7 +49,7 @@ impl Engine {
         };
         self.open_turn(&message);
         let ended = script::parse(&message.text).map_err(bad).and_then(|markers| {
-            let markers = if markers.is_empty() { self.file.turn.clone() } else { markers };
+            let markers = if markers.is_empty() { self.core.file.turn.clone() } else { markers };
             if markers.is_empty() {
                 return self.say(&mut turn, "ok");
             }
@@ -80,13 +75,13 @@ impl Engine {
     fn open_turn(&mut self, message: &Message) {
         let id = self.session.id.clone();
         if let Some(uuid) = &message.uuid {
-            let started = dialect::lifecycle(&id, uuid, "started");
+            let started = lines::lifecycle(&id, uuid, "started");
             self.send(&started);
         } else {
             self.state("running");
         }
         let uuids = json!(message.uuid.iter().collect::<Vec<_>>());
-        let init = dialect::init(&id, &self.model, &self.permission_mode, &uuids);
+        let init = lines::init(&id, &self.model, &self.permission_mode, &uuids);
         self.send(&init);
         let uuid = message.uuid.clone().unwrap_or_else(new_id);
         self.session.append("user", &uuid, &message.line["message"]);
@@ -98,8 +93,8 @@ impl Engine {
     /// Says that a request begins.
     fn requesting(&mut self) {
         if self.partials() {
-            let status = dialect::system(&self.session.id, "status", &json!({"status": "requesting"}));
-            self.out.line(&status);
+            let status = lines::system(&self.session.id, "status", &json!({"status": "requesting"}));
+            self.core.out.line(&status);
         }
     }
 
@@ -108,10 +103,10 @@ impl Engine {
         let mut result = json!({"subtype": "success", "is_error": false, "api_error_status": null});
         let mut state = "completed";
         match ended {
-            Ok(()) | Err(Stop::NoResult) => {
+            Ok(()) | Err(Stop::NoResult | Stop::Steered) => {
                 let more =
                     json!({"result": turn.said, "terminal_reason": "completed", "stop_reason": "end_turn"});
-                dialect::merge(&mut result, &more);
+                lines::merge(&mut result, &more);
             }
             Err(Stop::Failed(status, message)) => {
                 // As the real engine says: a failed turn's message is cancelled, not completed.
@@ -122,7 +117,7 @@ impl Engine {
                     "is_error": true, "api_error_status": status, "result": text, "terminal_reason": "api_error",
                     "stop_reason": "stop_sequence",
                 });
-                dialect::merge(&mut result, &more);
+                lines::merge(&mut result, &more);
             }
             Err(Stop::Interrupted | Stop::Denied) => {
                 state = "cancelled";
@@ -133,7 +128,7 @@ impl Engine {
                 };
                 let cut = self.keep_partial(turn);
                 let content = json!([{"type": "text", "text": sentence}]);
-                let line = dialect::user(&id, &content);
+                let line = lines::user(&id, &content);
                 self.session.append("user", &new_id(), &line["message"]);
                 self.send(&line);
                 if cut {
@@ -145,33 +140,33 @@ impl Engine {
                     "stop_reason": if turn.in_tool { json!("tool_use") } else { Value::Null },
                     "errors": ["[ede_diagnostic] result_type=user last_content_type=n/a"],
                 });
-                dialect::merge(&mut result, &more);
+                lines::merge(&mut result, &more);
             }
         }
         self.failed = result["is_error"] == true;
         self.result_line(turn, result);
         if let Some(uuid) = &turn.uuid {
-            let line = dialect::lifecycle(&id, uuid, state);
+            let line = lines::lifecycle(&id, uuid, state);
             self.send(&line);
         }
     }
 
     fn result_line(&mut self, turn: &Turn, more: Value) {
         let since = turn.usage.by_model(&self.model);
-        dialect::add_by_model(&mut self.by_model, &since);
+        lines::add_by_model(&mut self.by_model, &since);
         // As in the real engine: what an aborted turn used is told by model only.
         let usage = if more["subtype"] == "success" { turn.usage } else { Usage::NONE };
         let took = u64::try_from(turn.started.elapsed().as_millis()).unwrap_or(u64::MAX);
         let mut line = json!({
             "type": "result", "duration_ms": took, "duration_api_ms": took, "num_turns": turn.messages.max(1),
-            "session_id": self.session.id, "total_cost_usd": dialect::cost(&self.by_model), "usage": usage.api(),
+            "session_id": self.session.id, "total_cost_usd": lines::cost(&self.by_model), "usage": usage.api(),
             "modelUsage": self.by_model, "model_usage_since_last_result": since,
             "permission_denials": turn.denials, "result_index": self.results,
             "queued_turn_count": self.queue.len(), "uuid": new_id(),
         });
-        dialect::merge(&mut line, &more);
+        lines::merge(&mut line, &more);
         if let Some(uuid) = &turn.uuid {
-            dialect::merge(&mut line, &json!({"user_message_uuid": uuid, "user_message_uuids": [uuid]}));
+            lines::merge(&mut line, &json!({"user_message_uuid": uuid, "user_message_uuids": [uuid]}));
         }
         self.results += 1;
         self.send(&line);
@@ -216,7 +211,7 @@ impl Engine {
                     "attempt": 1, "max_retries": 10, "retry_delay_ms": 500, "error_status": status,
                     "error": error_word(status),
                 });
-                let line = dialect::system(&self.session.id, "api_retry", &more);
+                let line = lines::system(&self.session.id, "api_retry", &more);
                 self.send(&line);
                 Ok(())
             }
@@ -231,8 +226,8 @@ impl Engine {
 
     fn event(&mut self, event: &Value) {
         if self.partials() {
-            let line = dialect::stream_event(&self.session.id, event);
-            self.out.line(&line);
+            let line = lines::stream_event(&self.session.id, event);
+            self.core.out.line(&line);
         }
     }
 
@@ -261,7 +256,7 @@ impl Engine {
     pub(crate) fn close_message(&mut self, turn: &mut Turn) {
         self.keep_partial(turn);
         self.end_message(turn);
-        self.out.flush();
+        self.core.out.flush();
     }
 
     /// Says the text of a block that is cut off here; answers whether there is one.
@@ -315,7 +310,7 @@ impl Engine {
         self.open_text(turn);
         self.delta(turn, text);
         self.close_text(turn);
-        self.out.flush();
+        self.core.out.flush();
         self.poll()
     }
 
@@ -328,10 +323,10 @@ impl Engine {
                 self.wait_until(Some(delay), |_| false)?;
             }
             self.delta(turn, &text);
-            self.out.flush();
+            self.core.out.flush();
         }
         self.close_text(turn);
-        self.out.flush();
+        self.core.out.flush();
         Ok(())
     }
 
@@ -353,7 +348,7 @@ impl Engine {
                 self.close_text(turn);
             }
             if clock {
-                self.out.flush();
+                self.core.out.flush();
             }
             if n % 256 == 255 {
                 self.poll()?;
@@ -362,7 +357,7 @@ impl Engine {
         if deltas {
             self.close_text(turn);
         }
-        self.out.flush();
+        self.core.out.flush();
         Ok(())
     }
 
@@ -377,7 +372,7 @@ impl Engine {
         }
         self.assistant(turn, block, &json!({}));
         self.end_block(turn);
-        self.out.flush();
+        self.core.out.flush();
     }
 
     /// The line of one block, in the file and on stdout.
@@ -394,10 +389,10 @@ impl Engine {
             "uuid": uuid,
         });
         if let Some(uuid) = &turn.uuid {
-            dialect::merge(&mut line, &json!({"user_message_uuid": uuid, "user_message_uuids": [uuid]}));
+            lines::merge(&mut line, &json!({"user_message_uuid": uuid, "user_message_uuids": [uuid]}));
         }
-        dialect::merge(&mut line, more);
-        self.out.line(&line);
+        lines::merge(&mut line, more);
+        self.core.out.line(&line);
     }
 
     /// The line that stands for a failed request.
@@ -442,19 +437,4 @@ fn error_word(status: u64) -> &'static str {
         500..600 => "server_error",
         _ => "unknown",
     }
-}
-
-/// So many bytes of lines of text.
-pub(crate) fn filler(bytes: u64) -> String {
-    const LINE: &str = "The quick brown fox jumps over the lazy dog and runs on, on, on\n";
-    let bytes = usize::try_from(bytes).unwrap_or(0);
-    let mut text = LINE.repeat(bytes / LINE.len() + 1);
-    text.truncate(bytes);
-    text
-}
-
-/// The text with the time in front, so that a reader can tell how long it was on its way.
-fn stamped(text: &str) -> String {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    format!("{} {text}", since.as_micros())
 }
