@@ -72,8 +72,8 @@ pub struct TranslatorOpen {
 /// What a session carries from one turn to the next.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Carry {
-    /// A turn of this session has ended by the engine's own account, so that its files are known to be
-    /// written. Belongs to the session: keep it beyond the process.
+    /// A turn of this session has ended by the engine's own account, or the engine said otherwise that it wrote the
+    /// session, so that its files are known to be there. Belongs to the session: keep it beyond the process.
     pub committed: bool,
     /// The engine's version, as it said at the opening.
     #[serde(default)]
@@ -158,7 +158,7 @@ pub enum Output {
         /// How.
         end: DeliveryEnd,
     },
-    /// A turn has ended by the engine's own account: the native session can be resumed from here on.
+    /// The engine's own account shows that the session is written: it can be resumed from here on.
     Committed {
         /// The native session.
         native: NativeRef,

@@ -316,8 +316,8 @@ impl StderrTail {
     }
 
     fn line(&mut self, text: &str) {
-        // Noise that every start under a temporary directory prints.
-        if text.starts_with("WARNING: proceeding") {
+        // Noise that every start prints.
+        if text.starts_with("WARNING: proceeding") || text.contains("could not find bubblewrap on PATH") {
             return;
         }
         stderr::keep_first(&mut self.quota, is_quota_text(text), text);

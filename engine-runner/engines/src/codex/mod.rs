@@ -44,7 +44,7 @@ impl Adapter for Codex {
             prompt_change_on_resume: Support::Supported,
             model_change_on_resume: Support::Supported,
             warm: Support::Supported,
-            usage: UsageReport::PerSession,
+            usage: UsageReport::PerEvent,
             finished_event_required: true,
             efforts: launch::EFFORTS.to_vec(),
             permissions: vec![Permissions::Ask, Permissions::AcceptEdits, Permissions::Bypass],

@@ -19,10 +19,7 @@ impl CodexTranslator {
     pub(super) fn turn_over(&mut self, status: String, out: &mut Vec<Output>) {
         let stopped = status != "completed";
         self.turn.status = Some(status);
-        if !self.carry.committed {
-            self.carry.committed = true;
-            out.push(Output::Committed { native: self.native() });
-        }
+        self.commit(out);
         let ended: Vec<(String, DeliveryEnd)> = self
             .given
             .iter_mut()
@@ -45,6 +42,10 @@ impl CodexTranslator {
             && let (Some(turn_id), Some(thread)) = (self.open.turn_id.as_deref(), self.thread())
         {
             out.push(Output::Reply(stdin::clean(turn_id, thread)));
+            if !stopped {
+                let text = "commands that still ran at the end of the turn are ended with it";
+                self.notice(Notice::new(NoticeKind::Warning, "commands_ended", text), out);
+            }
             self.cleaning = Asking::Asked;
         }
         // A tool may have made a skill, whose name in the next message would then be expanded.

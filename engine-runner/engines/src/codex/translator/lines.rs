@@ -285,6 +285,15 @@ impl CodexTranslator {
         // What was being said is thrown away for it.
         self.items.abandon(out);
         out.push(Output::Accepted { delivery_id: client_id.to_owned() });
+        self.commit(out);
+    }
+
+    /// The thread is on disk: before its first message is taken a start leaves nothing there.
+    pub(super) fn commit(&mut self, out: &mut Vec<Output>) {
+        if !self.carry.committed {
+            self.carry.committed = true;
+            out.push(Output::Committed { native: self.native() });
+        }
     }
 
     fn said(&mut self, id: &str, text: &str, out: &mut Vec<Output>) {

@@ -16,6 +16,7 @@ mod tools;
 mod usage;
 
 use serde_json::Value;
+use uuid::Uuid;
 
 use crate::{
     event::{Event, Notice, NoticeKind},
@@ -227,7 +228,7 @@ impl CodexTranslator {
             self.interrupted = true;
             self.interrupt_when_started(out);
         } else if op.len() == 36
-            && op.contains('-')
+            && Uuid::try_parse(op).is_ok()
             && self.given.len() < MANY
             && self.given.iter().all(|given| given.id != op)
         {

@@ -67,7 +67,11 @@ fn outcome(item: &Value) -> (String, bool) {
                 if !output.is_empty() && !output.ends_with('\n') {
                     output.push('\n');
                 }
-                output.push_str(&format!("exit code {code}"));
+                match code {
+                    // It was ended with its turn.
+                    -1 => output.push_str("the command was ended before it finished"),
+                    code => output.push_str(&format!("exit code {code}")),
+                }
             }
             output
         }
