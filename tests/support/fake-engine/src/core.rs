@@ -166,6 +166,10 @@ pub(crate) trait Dialect: Sized {
             }
             Input::Interrupt => self.interrupted(),
             Input::ToolEnded(pid, status) => {
+                while self.core().shared.ending.load(Ordering::SeqCst) {
+                    // Killed with the process, which will be gone before anything could be told of it.
+                    thread::park();
+                }
                 self.core().shared.tool_over(pid);
                 self.core_mut().ended.insert(pid, status);
                 self.tool_ended(pid);

@@ -46,6 +46,8 @@ pub(crate) struct Shared {
     pub(crate) ignore_hup: AtomicBool,
     /// Stdin is read no more.
     pub(crate) deaf: AtomicBool,
+    /// A signal is ending the process: that its tools end is of no consequence any more.
+    pub(crate) ending: AtomicBool,
     /// The groups of the tools that run.
     tools: Mutex<Vec<i32>>,
     log: Mutex<Option<File>>,
@@ -159,6 +161,7 @@ pub(crate) fn watch_signals(shared: Arc<Shared>, signals: SigSet, inputs: SyncSe
                 continue;
             }
             if let Some(code) = code {
+                shared.ending.store(true, Ordering::SeqCst);
                 shared.kill_tools();
                 shared.exit(code);
             }
