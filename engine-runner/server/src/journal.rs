@@ -15,6 +15,7 @@ use roundhouse_engines::{Permissions, TranslatorOpen};
 use roundhouse_process::record::{self, RecordReader, RecordWriter};
 use roundhouse_proto::engine::v1::EventBody;
 use serde::{Deserialize, Serialize};
+use tokio::task::JoinHandle;
 
 use crate::error::Error;
 
@@ -364,17 +365,21 @@ pub(crate) struct Journal {
     writer: RecordWriter,
     /// A second descriptor of the same file, so that syncing needs no exclusive access.
     sync: Arc<File>,
+    /// The directory entries of a new journal on their way to the disk.
+    entries: Option<JoinHandle<Result<(), Error>>>,
 }
 
 impl Journal {
-    /// Makes a new journal in a new directory, with its first records, all on disk.
+    /// Makes a new journal in a new directory, with its first records. They survive the end of this process; the host's
+    /// they survive from the next [`Journal::sync`] on, which waits for what is begun here in the background. Before a
+    /// message is accepted a turn that the host forgets is a turn that was never opened.
     ///
     /// # Errors
     /// [`Error::Storage`].
     pub(crate) fn create(path: &Path, records: &[Record]) -> Result<Self, Error> {
         let directory =
-            path.parent().ok_or_else(|| Error::Internal("journal without directory".to_owned()))?;
-        crate::state_dir::make_dir(directory).map_err(Error::storage("create the turn's directory"))?;
+            path.parent().ok_or_else(|| Error::Internal("journal without directory".to_owned()))?.to_owned();
+        crate::state_dir::make_dir(&directory).map_err(Error::storage("create the turn's directory"))?;
         let (writer, recovered) = RecordWriter::recover(path)?;
         if !recovered.payloads.is_empty() {
             return Err(Error::Internal(format!("{} exists", path.display())));
@@ -383,10 +388,16 @@ impl Journal {
         for record in records {
             journal.append(record)?;
         }
-        journal.writer.sync()?;
-        record::sync_dir(directory)?;
-        if let Some(parent) = directory.parent() {
-            record::sync_dir(parent)?;
+        let sync_entries = move || -> Result<(), Error> {
+            record::sync_dir(&directory)?;
+            if let Some(parent) = directory.parent() {
+                record::sync_dir(parent)?;
+            }
+            Ok(())
+        };
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) => journal.entries = Some(runtime.spawn_blocking(sync_entries)),
+            Err(_) => sync_entries()?,
         }
         Ok(journal)
     }
@@ -424,7 +435,7 @@ impl Journal {
 
     fn with(path: &Path, writer: RecordWriter) -> Result<Self, Error> {
         let sync = File::open(path).map_err(Error::storage("open the journal"))?;
-        Ok(Self { path: path.to_owned(), writer, sync: Arc::new(sync) })
+        Ok(Self { path: path.to_owned(), writer, sync: Arc::new(sync), entries: None })
     }
 
     /// Where it lies.
@@ -446,7 +457,12 @@ impl Journal {
     ///
     /// # Errors
     /// [`Error::Storage`].
-    pub(crate) async fn sync(&self) -> Result<(), Error> {
+    pub(crate) async fn sync(&mut self) -> Result<(), Error> {
+        if let Some(entries) = &mut self.entries {
+            let synced = entries.await;
+            self.entries = None;
+            synced.map_err(|error| Error::Internal(format!("sync task: {error}")))??;
+        }
         let file = Arc::clone(&self.sync);
         tokio::task::spawn_blocking(move || file.sync_data())
             .await

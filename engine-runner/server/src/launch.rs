@@ -455,12 +455,15 @@ pub(crate) async fn start(
     let dir = context.state.spool(&session_id, &planned.spool_id);
     let temporary = context.state.temporary(&planned.spool_id);
     let spools = context.state.spools(&session_id);
-    let (keeper_plan, record) = (planned.keeper, planned.record);
+    let (keeper_plan, mut record) = (planned.keeper, planned.record);
     let shared = Arc::clone(context);
     let (spool_dir, temporary_dir) = (dir.clone(), temporary.clone());
     let handle = tokio::task::spawn_blocking(move || {
         make_dir(&spools).map_err(Error::storage("create the spool's directory"))?;
         make_dir(&temporary_dir).map_err(Error::storage("create the temporary directory"))?;
+        // An opening may have been proved since the plan was made.
+        record.opened |=
+            SessionRecord::load(&shared.state, &record.session_id)?.is_some_and(|known| known.opened);
         record.store(&shared.state)?;
         crate::kill_point!("runner::before_spawn");
         spawn_keeper(&spool_dir, &keeper_plan, shared.keeper_executable.as_deref()).map_err(|error| {

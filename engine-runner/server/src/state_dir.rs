@@ -80,6 +80,9 @@ pub(crate) fn make_dir(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
+/// Tells temporary files of this process apart.
+static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+
 /// Replaces a file in one step: it holds the old or the new bytes, whatever happens. Both are on disk at the end.
 ///
 /// # Errors
@@ -87,7 +90,8 @@ pub(crate) fn make_dir(path: &Path) -> io::Result<()> {
 pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let directory = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     let mut name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
-    name.push(".new");
+    // Two writers at once each have a file of their own; the later rename wins whole.
+    name.push(format!(".{}.new", NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)));
     let temporary = directory.join(name);
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
     file.write_all(bytes)?;

@@ -382,7 +382,7 @@ impl Turn {
             history_given: !session.context.is_empty(),
             summary_given: false,
         }));
-        self.emit_synced(source, body).await?;
+        self.emit(source, body)?;
         if let Some(reply) = self.opened_reply() {
             self.answer_openers(&Ok(reply));
         }

@@ -294,9 +294,9 @@ mod points {
             "runner::journalled=2*return",
             "runner::journalled=3*return",
             "runner::journalled=5*return",
-            "runner::synced=2*return",
+            "runner::synced=1*return",
             "runner::before_terminal=return",
-            "runner::synced=3*return",
+            "runner::synced=2*return",
         ] {
             let text = "[[append path=ran.txt:x]] [[text:done]]";
             let (rig, turn) = crash(point, text).await;
