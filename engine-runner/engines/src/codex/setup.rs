@@ -53,7 +53,11 @@ impl Setup {
         if !skills.is_empty() {
             let disabled: Vec<Value> =
                 skills.iter().map(|name| json!({"name": name, "enabled": false})).collect();
-            config.insert("skills".into(), json!({"config": disabled}));
+            // The whole table: it takes the place of what the arguments say.
+            config.insert(
+                "skills".into(),
+                json!({"config": disabled, "include_instructions": false, "bundled": {"enabled": false}}),
+            );
         }
         let mut params = Map::new();
         params.insert("cwd".into(), json!(self.workspace));

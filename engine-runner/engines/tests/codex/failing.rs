@@ -203,6 +203,19 @@ fn compaction_is_a_notice() {
     frames.push(crate::support::item("completed", json!({"type": "contextCompaction", "id": "x"})));
     frames.extend([said("m", "x"), completed("completed", json!(null))]);
     assert_eq!(kinds(&play_frames(frames), NoticeKind::Compaction), 1);
+    for name in ["compaction", "compaction_in_turn"] {
+        let told = run(name);
+        assert_eq!(kinds(&told, NoticeKind::Compaction), 1, "{name}");
+        assert_eq!(ends(&told).len(), 2, "{name}");
+    }
+}
+
+#[test]
+fn s42_the_requests_of_a_compaction_count() {
+    let input = |name: &str, at: usize| ends(&run(name))[at].usage.models[0].input_tokens;
+    // The summary's request and the answer's.
+    assert_eq!(input("compaction", 1), Some(1_920));
+    assert_eq!(input("compaction_in_turn", 0), Some(251_820));
 }
 
 #[test]

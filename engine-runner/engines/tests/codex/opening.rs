@@ -129,12 +129,11 @@ fn git_is_writable_in_accept_edits_and_only_there() {
     let workspace = params["cwd"].as_str().unwrap();
     let roots = &params["config"]["sandbox_workspace_write"]["writable_roots"];
     assert_eq!(roots, &json!([format!("{workspace}/.git")]));
-    // The real engine then commits.
-    let told = run("accept_edits_commit");
-    let committed = told.iter().any(|(_, _, output)| {
-        serde_json::to_string(output).unwrap().contains(r#""output":{"text":"rc 0\n1\n""#)
-    });
-    assert!(committed, "{}", crate::support::render(&told));
+    // The real engine then commits, also in a session that is resumed from another mode.
+    for (name, said) in [("accept_edits_commit", r"rc 0\n1\n"), ("accept_edits_resume", r"rc 0\n")] {
+        let text = crate::support::render(&run(name));
+        assert!(text.contains(&format!(r#""output":{{"text":"{said}""#)), "{text}");
+    }
     assert_eq!(thread_line("perm_allow")["params"]["config"].get("sandbox_workspace_write"), None);
     assert_eq!(codex().leftovers(), [".git", ".codex", ".aws", ".agents"]);
 }
@@ -338,7 +337,12 @@ fn the_engines_turn_list_proves_that_a_message_was_not_taken() {
 #[test]
 fn skills_are_switched_off_by_name_so_that_a_users_text_is_not_expanded() {
     let params = thread_line("skill_name")["params"].clone();
-    assert_eq!(params["config"]["skills"]["config"], json!([{"name": "evil", "enabled": false}]));
+    // Measured: this table takes the place of the one in the arguments, so it says all of it again.
+    assert_eq!(
+        params["config"]["skills"],
+        json!({"config": [{"name": "evil", "enabled": false}], "include_instructions": false,
+            "bundled": {"enabled": false}})
+    );
     assert_eq!(thread_line("text")["params"]["config"].get("skills"), None);
 }
 
