@@ -358,6 +358,7 @@ impl Translator for CodexTranslator {
                 && self.foreign.is_none()
                 && !self.skills_changed
                 && self.cleaning != Asking::Asked
+                && self.checking != Asking::Asked
                 && (ended || self.given.is_empty())
                 && self.doomed.is_none()
                 && self.thread().is_some(),
