@@ -289,6 +289,56 @@ async fn a_thread_is_resumed_with_its_history_and_effort() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_escalated_command_asks_and_a_server_s_tool_is_called() {
+    if !isolated("codex::an_escalated_command_asks_and_a_server_s_tool_is_called") {
+        return;
+    }
+    let server = server().await;
+    let models = server.models();
+    let place = Place::new(&server);
+    let mut cli = place.warm();
+    // A server of one tool that says its argument back.
+    let script = r#"
+import json, sys
+for line in sys.stdin:
+    ask = json.loads(line)
+    if "id" not in ask:
+        continue
+    result = {}
+    if ask["method"] == "initialize":
+        version = ask["params"]["protocolVersion"]
+        result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": {"name": "m1", "version": "0"}}
+    elif ask["method"] == "tools/list":
+        schema = {"type": "object", "properties": {"x": {"type": "string"}}}
+        result = {"tools": [{"name": "echo", "description": "echo", "inputSchema": schema, "annotations": {"readOnlyHint": True}}]}
+    elif ask["method"] == "tools/call":
+        result = {"content": [{"type": "text", "text": "echo " + ask["params"]["arguments"]["x"]}]}
+    print(json.dumps({"jsonrpc": "2.0", "id": ask["id"], "result": result}), flush=True)
+"#;
+    let tool_server = json!({"command": "/usr/bin/env", "args": ["python3", "-c", script], "required": true});
+    cli.open(&json!({
+        "approvalPolicy": "on-request", "sandbox": "workspace-write", "config": {"mcp_servers": {"m1": tool_server}},
+    }));
+    let file = place.file("escalated");
+    let input = json!({
+        "command": format!("touch {}", file.display()), "sandbox_permissions": "require_escalated", "justification": "why",
+    });
+    cli.say(&format!(
+        "ask [[tool name=Bash:{input}]][[tool name=mcp__m1__echo:{{\"x\":\"y\"}}]][[text:end]]"
+    ));
+    let asked = cli.until_method("item/commandExecution/requestApproval").pop().expect("the last");
+    assert_eq!(asked["params"]["reason"], "why");
+    assert!(!file.exists());
+    cli.write(&json!({"id": asked["id"], "result": {"decision": "accept"}}));
+    let turn = cli.ended();
+    assert!(file.exists());
+    assert_eq!((turn.items("mcpToolCall").len(), turn.said()), (1, vec!["end"]));
+    let last = models.requests_for("ask ").pop().expect("asked").conversation();
+    assert!(last.tools().windows(2).any(|pair| pair == ["mcp__m1", "echo"]), "{:?}", last.tools());
+    assert!(last.tool_outputs()[1].contains("echo y"), "{:?}", last.tool_outputs());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_process_for_each_turn_resumes_with_its_history() {
     if !isolated("codex::a_process_for_each_turn_resumes_with_its_history") {
         return;

@@ -118,15 +118,10 @@ stream_idle_timeout_ms = 1000
         cli
     }
 
-    /// A warm process with a new thread.
+    /// A warm process with a new thread that may do everything.
     pub(crate) fn started(&self) -> Cli {
         let mut cli = self.warm();
-        let params = json!({
-            "cwd": self.dir.path().join("work"), "model": "scripted-1", "approvalPolicy": "never",
-            "sandbox": "danger-full-access", "developerInstructions": "be brief", "baseInstructions": "be good",
-        });
-        let begun = cli.ask("thread/start", &params);
-        cli.thread = begun["thread"]["id"].as_str().expect("a thread's id").to_owned();
+        cli.open(&json!({"approvalPolicy": "never", "sandbox": "danger-full-access"}));
         cli
     }
 }
@@ -153,6 +148,18 @@ impl Cli {
         let answer = self.until(|line| line["id"] == id && line["method"].is_null()).pop().expect("the last");
         assert!(answer["error"].is_null(), "{method}: {answer}");
         answer["result"].clone()
+    }
+
+    /// Starts a thread.
+    pub(crate) fn open(&mut self, more: &Value) {
+        let mut params = json!({
+            "model": "scripted-1", "developerInstructions": "be brief", "baseInstructions": "be good",
+        });
+        for (name, value) in more.as_object().into_iter().flatten() {
+            params[name] = value.clone();
+        }
+        let begun = self.ask("thread/start", &params);
+        self.thread = begun["thread"]["id"].as_str().expect("a thread's id").to_owned();
     }
 
     /// Begins a turn, with a context part, whose marker must never be obeyed, before the text; answers its id.
