@@ -34,7 +34,7 @@ pub use translate::{
 };
 
 /// Every engine this build knows.
-pub const ADAPTERS: &[&dyn Adapter] = &[&claude_code::ClaudeCode];
+pub const ADAPTERS: &[&dyn Adapter] = &[&claude_code::ClaudeCode, &codex::Codex];
 
 /// The engine of this name.
 #[must_use]
