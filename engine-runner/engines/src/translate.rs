@@ -259,7 +259,7 @@ pub struct StdinLine {
     /// The operation. Deliveries use their delivery id; control lines use ids the adapter makes. At most
     /// 100 characters of `[A-Za-z0-9_.-]`.
     pub op: String,
-    /// The line, with its line end.
+    /// The line with its line end; or two that are written together or not at all.
     pub bytes: Vec<u8>,
 }
 

@@ -141,13 +141,26 @@ pub(super) fn permission_op(frame: u64) -> String {
     format!("permission.{frame}")
 }
 
-/// Answers a permission request. The engine has no place for a text to the agent; a denial says so by itself.
-pub(super) fn answer_permission(frame: u64, native_id: &Value, reply: PermissionReply<'_>) -> StdinLine {
-    let decision = match reply {
-        PermissionReply::Allow => "accept",
-        PermissionReply::Deny { .. } => "decline",
+/// Answers a permission request. A denial has no place for a text to the agent: it goes along as a message to the
+/// running turn, in the same write, so that the agent has both or neither.
+pub(super) fn answer_permission(
+    frame: u64,
+    native_id: &Value,
+    turn: Option<(&str, &str)>,
+    reply: PermissionReply<'_>,
+) -> StdinLine {
+    let (decision, feedback) = match reply {
+        PermissionReply::Allow => ("accept", ""),
+        PermissionReply::Deny { feedback } => ("decline", feedback),
     };
-    made(&permission_op(frame), &json!({"id": native_id, "result": {"decision": decision}}))
+    let mut line = made(&permission_op(frame), &json!({"id": native_id, "result": {"decision": decision}}));
+    if let Some((thread, native_turn)) = turn.filter(|_| !feedback.is_empty()) {
+        let text = format!("The user did not allow this, and said: {feedback}");
+        let input = json!([{"type": "text", "text": text, "text_elements": []}]);
+        let params = json!({"threadId": thread, "expectedTurnId": native_turn, "input": input});
+        line.bytes.extend(request(&format!("feedback.{frame}"), "turn/steer", params).bytes);
+    }
+    line
 }
 
 /// Refuses a request of the engine, so that it does not wait for ever.

@@ -201,6 +201,16 @@ fn approvals_become_permission_requests_and_the_answers_reach_the_engine() {
     assert_eq!(end(&denied).outcome, TurnOutcome::Completed, "a denial does not end the turn");
 }
 
+#[test]
+fn what_is_said_with_a_denial_reaches_the_agent() {
+    // The scripted model answers what it was last told.
+    let told = run("perm_deny_why");
+    let answer = end(&told).answer.as_ref().unwrap().body.text.clone();
+    assert!(answer.ends_with("said: use make instead"), "{answer}");
+    // It is no delivery: nothing is accepted for it.
+    assert_eq!(told.iter().filter(|(_, _, output)| matches!(output, Output::Accepted { .. })).count(), 1);
+}
+
 fn asked() -> Owned {
     let mut line =
         match note("item/commandExecution/requestApproval", json!({"itemId": "c1", "command": "x"})) {
@@ -224,8 +234,20 @@ fn an_answer_goes_to_the_engines_number_under_an_operation_of_the_frame() {
     let line = reader.answer_permission(&id, PermissionReply::Allow).unwrap();
     assert_eq!(line.op, format!("permission.{number}"));
     assert_eq!(value_of(&line), json!({"id": 0, "result": {"decision": "accept"}}));
-    let line = reader.answer_permission(&id, PermissionReply::Deny { feedback: "no" }).unwrap();
+    let line = reader.answer_permission(&id, PermissionReply::Deny { feedback: "" }).unwrap();
     assert_eq!(value_of(&line)["result"]["decision"], "decline", "never cancel, which would end the turn");
+    // What was said with a denial goes along as a message to the running turn.
+    let line = reader.answer_permission(&id, PermissionReply::Deny { feedback: "use make" }).unwrap();
+    let lines: Vec<serde_json::Value> = line
+        .bytes
+        .split(|byte| *byte == b'\n')
+        .filter(|part| !part.is_empty())
+        .map(|part| serde_json::from_slice(part).unwrap())
+        .collect();
+    assert_eq!(lines[0], json!({"id": 0, "result": {"decision": "decline"}}));
+    assert_eq!(lines[1]["method"], "turn/steer");
+    assert_eq!(lines[1]["params"]["expectedTurnId"], crate::support::TURN);
+    assert!(lines[1]["params"]["input"][0]["text"].as_str().unwrap().ends_with("use make"));
     feed(reader.as_mut(), &[Owned::Intent(line.op)]);
     assert_eq!(reader.answer_permission(&id, PermissionReply::Allow), Err(LineError::NoSuchRequest));
     // The engine's word that it is settled is no second answer.

@@ -276,14 +276,14 @@ impl CodexTranslator {
 
     /// The engine took a message: it is in its history from here on.
     fn message_taken(&mut self, item: &Value, out: &mut Vec<Output>) {
+        // What was being said is thrown away for it.
+        self.items.abandon(out);
         let Some(client_id) = wire::word(item, "clientId") else { return };
         let Some(given) = self.given.iter_mut().find(|given| given.id == client_id) else { return };
         if given.accepted || given.end.is_some() {
             return;
         }
         given.accepted = true;
-        // What was being said is thrown away for it.
-        self.items.abandon(out);
         out.push(Output::Accepted { delivery_id: client_id.to_owned() });
         self.commit(out);
     }

@@ -331,7 +331,8 @@ impl Translator for CodexTranslator {
     ) -> Result<StdinLine, LineError> {
         let asked = self.pending().find(|asked| asked.request_id == request_id);
         let asked = asked.ok_or(LineError::NoSuchRequest)?;
-        Ok(stdin::answer_permission(asked.frame, &asked.native_id, reply))
+        let turn = self.thread().zip(self.turn.id.as_deref());
+        Ok(stdin::answer_permission(asked.frame, &asked.native_id, turn, reply))
     }
 
     fn standing(&self) -> Standing {

@@ -37,7 +37,7 @@ impl CodexTranslator {
         if !ours {
             // Nobody can be asked: it belongs to no turn that runs.
             let deny = PermissionReply::Deny { feedback: "" };
-            out.push(Output::Reply(stdin::answer_permission(frame, native_id, deny)));
+            out.push(Output::Reply(stdin::answer_permission(frame, native_id, None, deny)));
             return;
         }
         let request_id = format!("{}.{frame}", self.open.spool_id);
