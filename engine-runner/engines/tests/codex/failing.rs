@@ -198,6 +198,37 @@ fn s42_a_stopped_turn_is_incomplete_and_still_counts() {
 }
 
 #[test]
+fn s42_what_a_stopped_request_used_is_unknown_and_not_zero() {
+    let told = run("two_turns");
+    let carry = crate::support::play_to(&crate::support::recording("two_turns")).1.carry();
+    assert!(ends(&told)[1].usage.complete);
+    let total = carry.session.unwrap().usage_total.unwrap();
+    let mut open = crate::support::open(Some(roundhouse_engines::OpenMode::Start), "");
+    open.opening = None;
+    open.carry.session = Some(roundhouse_engines::SessionCarry {
+        native: Some(roundhouse_engines::NativeRef { id: crate::support::THREAD.into(), file: None }),
+        usage_total: Some(total),
+        ..Default::default()
+    });
+    let frames: Vec<Owned> = begun().split_off(crate::support::initialized().len());
+    let mut reader = crate::support::translator(&open);
+    crate::support::feed(reader.as_mut(), &frames);
+    let report = json!({"inputTokens": total.input, "cachedInputTokens": total.cached_input, "outputTokens": total.output});
+    let outputs = crate::support::feed(
+        reader.as_mut(),
+        &[
+            note("thread/tokenUsage/updated", json!({"tokenUsage": {"total": report, "last": report}})),
+            Owned::Intent("interrupt.trn_1".into()),
+            completed("interrupted", json!(null)),
+            answer("clean.trn_1", &json!({})),
+        ],
+    );
+    let Some(roundhouse_engines::Output::TurnEnded(end)) = outputs.last() else { panic!("{outputs:?}") };
+    assert_eq!(end.outcome, TurnOutcome::Cancelled);
+    assert!(end.usage.models.is_empty() && !end.usage.complete);
+}
+
+#[test]
 fn compaction_is_a_notice() {
     let mut frames = begun();
     frames.push(crate::support::item("completed", json!({"type": "contextCompaction", "id": "x"})));

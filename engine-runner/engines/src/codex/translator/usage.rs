@@ -96,6 +96,10 @@ impl UsageSum {
             _ => None,
         };
         let share = difference.unwrap_or(self.sum);
+        if !whole && share == TokenTotals::default() {
+            // A stopped request repeats the report before it: what it used is unknown, not zero.
+            return Usage { models: Vec::new(), complete: false };
+        }
         let entry = ModelUsage {
             model: model.to_owned(),
             input_tokens: Some(share.input.saturating_sub(share.cached_input)),
