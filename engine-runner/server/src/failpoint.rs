@@ -1,7 +1,8 @@
 //! Points at which a test ends this process exactly there: no destructor runs, nothing is flushed, no task goes on.
 //!
 //! `FAILPOINTS` is a list like `runner::journalled=3*return;runner::synced=return`: the process ends itself at the named
-//! point, with a count in front of `*` at the n-th passage. Without the feature `failpoints` nothing of this exists.
+//! point, with a count in front of `*` at the n-th passage. `500*pause` holds the passing thread for 500 ms instead.
+//! Without the feature `failpoints` nothing of this exists.
 
 /// Ends the process here if the point is armed.
 #[macro_export]
@@ -20,29 +21,48 @@ mod armed {
     use std::{
         collections::HashMap,
         sync::{LazyLock, Mutex, PoisonError},
+        time::Duration,
     };
 
-    static ARMED: LazyLock<Mutex<HashMap<String, u32>>> = LazyLock::new(|| {
+    #[derive(Clone, Copy)]
+    enum Action {
+        /// Ends the process when it comes to zero.
+        End(u32),
+        /// Holds the thread for so long.
+        Pause(Duration),
+    }
+
+    static ARMED: LazyLock<Mutex<HashMap<String, Action>>> = LazyLock::new(|| {
         let text = std::env::var("FAILPOINTS").unwrap_or_default();
         Mutex::new(text.split(';').filter_map(parse).collect())
     });
 
-    fn parse(point: &str) -> Option<(String, u32)> {
+    fn parse(point: &str) -> Option<(String, Action)> {
         let (name, action) = point.trim().split_once('=')?;
-        let count = match action.split_once('*') {
-            Some((count, "return")) => count.parse().ok()?,
-            None if action == "return" => 1,
+        let action = match action.split_once('*') {
+            Some((count, "return")) => Action::End(count.parse().ok()?),
+            Some((millis, "pause")) => Action::Pause(Duration::from_millis(millis.parse().ok()?)),
+            None if action == "return" => Action::End(1),
             _ => return None,
         };
-        Some((name.to_owned(), count))
+        Some((name.to_owned(), action))
     }
 
     pub(crate) fn pass(name: &str) {
-        let mut armed = ARMED.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(left) = armed.get_mut(name) else { return };
-        *left = left.saturating_sub(1);
-        if *left == 0 {
-            std::process::abort();
-        }
+        let pause = {
+            let mut armed = ARMED.lock().unwrap_or_else(PoisonError::into_inner);
+            match armed.get_mut(name) {
+                Some(Action::End(left)) => {
+                    *left = left.saturating_sub(1);
+                    if *left == 0 {
+                        std::process::abort();
+                    }
+                    return;
+                }
+                Some(Action::Pause(pause)) => *pause,
+                None => return,
+            }
+        };
+        std::thread::sleep(pause);
     }
 }

@@ -97,7 +97,7 @@ impl Pool {
     }
 
     /// Takes the idle engine of a session, if there is one that can serve a turn. An engine that is not quiet is
-    /// ended, so that the caller can start another on the session.
+    /// ended, and the end of one that is being closed is awaited, so that the caller can start another on the session.
     pub async fn take(&self, session_id: &str) -> Option<Box<Engine>> {
         let idle = self.lock().remove(session_id)?;
         let (answer, engine) = oneshot::channel();
@@ -107,21 +107,22 @@ impl Pool {
 
     /// Ends the idle engine of a session and waits until it is gone. Answers whether there was one.
     pub async fn close(&self, session_id: &str) -> bool {
-        let Some(idle) = self.lock().remove(session_id) else { return false };
-        end(idle).await;
-        true
+        let asks = self.lock().get(session_id).map(|idle| idle.asks.clone());
+        match asks {
+            Some(asks) => {
+                end(asks).await;
+                true
+            }
+            None => false,
+        }
     }
 
     /// Ends the least recently used idle engine and waits until it is gone. Answers whether there was one.
     pub async fn close_oldest(&self) -> bool {
-        let oldest = {
-            let mut idle = self.lock();
-            let key = idle.iter().min_by_key(|(_, idle)| idle.since).map(|(key, _)| key.clone());
-            key.and_then(|key| idle.remove(&key))
-        };
+        let oldest = self.lock().values().min_by_key(|idle| idle.since).map(|idle| idle.asks.clone());
         match oldest {
-            Some(idle) => {
-                end(idle).await;
+            Some(asks) => {
+                end(asks).await;
                 true
             }
             None => false,
@@ -139,7 +140,7 @@ impl Pool {
 
     /// Ends all idle engines.
     pub async fn close_all(&self) {
-        let all: Vec<Idle> = self.lock().drain().map(|(_, idle)| idle).collect();
+        let all: Vec<_> = self.lock().values().map(|idle| idle.asks.clone()).collect();
         futures::future::join_all(all.into_iter().map(end)).await;
     }
 
@@ -151,9 +152,10 @@ impl Pool {
     }
 }
 
-async fn end(idle: Idle) {
+/// Has an idle engine ended, and waits until it is gone.
+async fn end(asks: mpsc::Sender<Ask>) {
     let (answer, done) = oneshot::channel();
-    if idle.asks.send(Ask::Close(answer)).await.is_ok() {
+    if asks.send(Ask::Close(answer)).await.is_ok() {
         let _ = done.await;
     }
 }
@@ -206,7 +208,9 @@ async fn watch(context: Arc<Context>, mut engine: Box<Engine>, mut asks: mpsc::R
                     break Some(answer);
                 }
                 Some(Ask::Close(done)) => {
+                    let (session_id, spool_id) = (engine.session_id.clone(), engine.spool_id.clone());
                     close(&context, engine).await;
+                    context.pool.forget(&session_id, &spool_id);
                     let _ = done.send(());
                     return;
                 }
@@ -216,8 +220,11 @@ async fn watch(context: Arc<Context>, mut engine: Box<Engine>, mut asks: mpsc::R
             () = &mut ttl => break None,
         }
     };
-    context.pool.forget(&engine.session_id, &engine.spool_id);
+    // It stays findable until it is gone: whoever wants its session meanwhile asks here, and gets its answer, none, when
+    // this task ends.
+    let (session_id, spool_id) = (engine.session_id.clone(), engine.spool_id.clone());
     close(&context, engine).await;
+    context.pool.forget(&session_id, &spool_id);
     if let Some(answer) = answer {
         let _ = answer.send(None);
     }

@@ -88,18 +88,35 @@ impl Runner {
     }
 
     /// A turn that is known here and was not thrown away.
-    fn find(&self, turn_id: &str) -> Option<Handle> {
+    ///
+    /// # Errors
+    /// [`Error::Draining`] for a turn that this runner has let go of because it stops: its keeper goes on, so it is
+    /// neither unknown nor ended, and the next runner has the answer.
+    fn find(&self, turn_id: &str) -> Result<Option<Handle>, Error> {
         let mut turns = self.lock();
-        let handle = turns.get(turn_id)?;
+        let Some(handle) = turns.get(turn_id) else { return Ok(None) };
         if handle.is_closed() && !handle.hub.ended() {
+            if self.lets_go() {
+                return Err(Error::Draining);
+            }
             turns.remove(turn_id);
-            return None;
+            return Ok(None);
         }
-        Some(handle.clone())
+        Ok(Some(handle.clone()))
     }
 
     fn need(&self, turn_id: &str) -> Result<Handle, Error> {
-        self.find(turn_id).ok_or_else(|| Error::TurnNotFound(turn_id.to_owned()))
+        self.find(turn_id)?.ok_or_else(|| Error::TurnNotFound(turn_id.to_owned()))
+    }
+
+    /// Whether turns are let go of, so that a task that is gone says nothing about its turn.
+    fn lets_go(&self) -> bool {
+        self.context.halt.is_cancelled()
+    }
+
+    /// Why a turn's task gave no answer: it has ended, or this runner stops.
+    fn no_answer(&self, turn_id: &str) -> Error {
+        if self.lets_go() { Error::Draining } else { Error::WrongState(format!("turn {turn_id} has ended")) }
     }
 
     /// Adds a turn that was found at the start.
@@ -111,7 +128,7 @@ impl Runner {
     #[must_use]
     pub fn turns(&self) -> Vec<Handle> {
         let mut turns = self.lock();
-        turns.retain(|_, handle| !handle.is_closed() || handle.hub.ended());
+        turns.retain(|_, handle| !handle.is_closed() || handle.hub.ended() || self.lets_go());
         turns.values().cloned().collect()
     }
 
@@ -185,7 +202,7 @@ impl Runner {
                 }
             }
         }
-        Err(Arc::new(Error::WrongState(format!("turn {} has ended", request.turn_id))))
+        Err(Arc::new(self.no_answer(&request.turn_id)))
     }
 
     /// Finds the turn of an opening, or makes it. Older turns of the conversation are gone then.
@@ -204,7 +221,7 @@ impl Runner {
     /// One look, under the admission's lock. None: older turns have to end first.
     fn admit_now(&self, request: &Open, session: &SessionOpen) -> Result<Option<Admitted>, Error> {
         let context = &self.context;
-        if let Some(handle) = self.find(&request.turn_id) {
+        if let Some(handle) = self.find(&request.turn_id)? {
             if handle.conversation_id != request.conversation_id {
                 return Err(Error::invalid("turn_id", "belongs to another conversation"));
             }
@@ -312,7 +329,7 @@ impl Runner {
     /// # Errors
     /// What the contract names.
     pub async fn send(&self, request: Send) -> Result<String, Error> {
-        let Some(handle) = self.find(&request.turn_id) else {
+        let Some(handle) = self.find(&request.turn_id)? else {
             let delivery =
                 crate::ids::delivery_id(&request.turn_id, &request.session_id, &request.message_id);
             return match self.tombstone(&request.turn_id)? {
@@ -335,7 +352,7 @@ impl Runner {
         handle
             .ask(|answer| Command::Send(Box::new(request), answer))
             .await
-            .unwrap_or_else(|| Err(Error::WrongState(format!("turn {turn_id} has ended"))))
+            .unwrap_or_else(|| Err(self.no_answer(&turn_id)))
     }
 
     /// The delivery ids in a turn's journal.
@@ -347,19 +364,19 @@ impl Runner {
     /// Cancel.
     ///
     /// # Errors
-    /// [`Error::StaleEpoch`], [`Error::Storage`].
+    /// [`Error::StaleEpoch`], [`Error::Storage`], [`Error::Draining`].
     pub async fn cancel(
         &self,
         turn_id: &str,
         epoch: u64,
         grace: Option<Duration>,
     ) -> Result<Cancelled, Error> {
-        let handle = match self.find(turn_id) {
+        let handle = match self.find(turn_id)? {
             Some(handle) => handle,
             None => {
                 // An opening of this turn that is being admitted comes first, or finds the tombstone.
                 let _one = self.admission.lock().await;
-                match self.find(turn_id) {
+                match self.find(turn_id)? {
                     Some(handle) => handle,
                     None => return self.cancel_unknown(turn_id, epoch),
                 }
@@ -372,6 +389,7 @@ impl Runner {
         match handle.ask(|answer| Command::Stop(StopCause::Cancel, grace, answer)).await {
             Some(()) => Ok(Cancelled::Stopping),
             None if handle.hub.ended() => Ok(Cancelled::AlreadyEnded),
+            None if self.lets_go() => Err(Error::Draining),
             // It was thrown away: its opening was refused meanwhile.
             None if handle.is_closed() => {
                 self.remember_cancelled(turn_id, epoch)?;
@@ -422,7 +440,7 @@ impl Runner {
     /// What the contract names.
     pub async fn answer(&self, request: Answer) -> Result<(bool, bool), Error> {
         let handle = self
-            .find(&request.turn_id)
+            .find(&request.turn_id)?
             .ok_or_else(|| Error::PermissionNotFound(request.request_id.clone()))?;
         self.check_epoch(&handle, request.epoch)?;
         if handle.hub.ended() {
@@ -434,16 +452,17 @@ impl Runner {
             };
         }
         let request_id = request.request_id.clone();
-        handle
-            .ask(|answer| Command::Answer(Box::new(request), answer))
-            .await
-            .unwrap_or(Err(Error::PermissionNotFound(request_id)))
+        match handle.ask(|answer| Command::Answer(Box::new(request), answer)).await {
+            Some(answer) => answer,
+            None if self.lets_go() => Err(Error::Draining),
+            None => Err(Error::PermissionNotFound(request_id)),
+        }
     }
 
     /// A turn's events for StreamEvents, after the rules about numbers that the journal does not have.
     ///
     /// # Errors
-    /// [`Error::TurnNotFound`], [`Error::StaleEpoch`], [`Error::Invalid`].
+    /// [`Error::TurnNotFound`], [`Error::StaleEpoch`], [`Error::Invalid`], [`Error::Draining`].
     pub async fn events(
         &self,
         turn_id: &str,
@@ -483,9 +502,9 @@ impl Runner {
     /// Inspect of a turn.
     ///
     /// # Errors
-    /// [`Error::Storage`].
+    /// [`Error::Storage`]; [`Error::Draining`] when it was let go of.
     pub fn inspect_turn(&self, turn_id: &str) -> Result<InspectResponse, Error> {
-        if let Some(handle) = self.find(turn_id) {
+        if let Some(handle) = self.find(turn_id)? {
             let facts = handle.facts();
             return Ok(InspectResponse {
                 state: facts.state.into(),
@@ -547,7 +566,7 @@ impl Runner {
     /// # Errors
     /// What the contract names.
     pub async fn acknowledge(&self, turn_id: &str, epoch: u64) -> Result<(), Error> {
-        let Some(handle) = self.find(turn_id) else {
+        let Some(handle) = self.find(turn_id)? else {
             return match self.tombstone(turn_id)? {
                 Some(_) => Ok(()),
                 None => Err(Error::TurnNotFound(turn_id.to_owned())),
@@ -566,7 +585,12 @@ impl Runner {
             return Err(Error::WrongState(format!("turn {turn_id} has not ended")));
         }
         let journal = self.context.state.journal(turn_id);
-        let records = Journal::read(&journal)?;
+        let records = match Journal::read(&journal) {
+            Ok(records) => records,
+            // Another Acknowledge of the same turn was faster.
+            Err(_) if !journal.exists() && self.tombstone(turn_id)?.is_some() => return Ok(()),
+            Err(error) => return Err(error),
+        };
         let state = State::fold(&records);
         let tombstone = Tombstone {
             turn_id: turn_id.to_owned(),
@@ -580,7 +604,12 @@ impl Runner {
         };
         self.write_tombstone(&tombstone)?;
         crate::kill_point!("runner::tombstone");
-        std::fs::remove_file(&journal).map_err(Error::storage("remove an acknowledged journal"))?;
+        match std::fs::remove_file(&journal) {
+            Ok(()) => {}
+            // Another Acknowledge came between.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(Error::storage("remove an acknowledged journal")(error)),
+        }
         self.lock().remove(turn_id);
         Ok(())
     }
@@ -590,14 +619,19 @@ impl Runner {
     /// # Errors
     /// [`Error::SessionNotFound`], [`Error::TurnInProgress`].
     pub async fn close_session(&self, session_id: &str) -> Result<bool, Error> {
-        let _one = self.admission.lock().await;
-        if let Some(turn) = self.running().into_iter().find(|handle| handle.facts().session_id == session_id)
         {
-            return Err(Error::TurnInProgress { turn_id: turn.turn_id });
+            let _one = self.admission.lock().await;
+            if let Some(turn) =
+                self.running().into_iter().find(|handle| handle.facts().session_id == session_id)
+            {
+                return Err(Error::TurnInProgress { turn_id: turn.turn_id });
+            }
+            if SessionRecord::load(&self.context.state, session_id)?.is_none() {
+                return Err(Error::SessionNotFound(session_id.to_owned()));
+            }
         }
-        if SessionRecord::load(&self.context.state, session_id)?.is_none() {
-            return Err(Error::SessionNotFound(session_id.to_owned()));
-        }
+        // The end of an engine takes its time, and other openings and cancels are not to wait for it. A turn that comes
+        // to this session now either has taken the engine, so that there is nothing to close, or waits for its end.
         Ok(self.context.pool.close(session_id).await)
     }
 

@@ -290,6 +290,7 @@ impl Prepared {
             tracing::error!("idle engines did not close in time");
         }
         context.halt.cancel();
+        crate::kill_point!("runner::halted");
         self.stop_server.cancel();
         // A graceful end can hang on an open stream; the streams themselves were ended above.
         let mut server = self.server;

@@ -2,12 +2,13 @@
 
 use pretty_assertions::assert_eq;
 use roundhouse_proto::engine::v1::{
-    FailureReason, Outcome, cancel_response::Result as Cancelled, event_body::Kind,
-    start_or_resume_response::Result as Opened, stream_events_response::Item,
+    CloseSessionRequest, FailureReason, Outcome, cancel_response::Result as Cancelled, event_body::Kind,
+    inspect_response::State, start_or_resume_response::Result as Opened, stream_events_response::Item,
 };
 use roundhouse_test_support::wait_until;
+use tokio::time::Instant;
 
-use crate::rig::{BOUND, Rig, Turn, With, names, reason, terminal};
+use crate::rig::{BOUND, Rig, Turn, With, names, reason, signal, terminal};
 
 /// Runs one more turn on the session and says how it was opened.
 async fn next_turn(rig: &Rig, number: u64) -> Opened {
@@ -224,4 +225,75 @@ async fn closing_needs_an_idle_session_and_keeps_it_resumable() {
     assert_eq!(rig.processes(), []);
     assert!(!client.close_session(close()).await.unwrap().into_inner().was_open);
     assert_eq!(next_turn(&rig, 2).await, Opened::Resumed);
+}
+
+#[tokio::test]
+async fn s47_a_stopping_runner_never_says_that_it_does_not_know_a_turn_that_goes_on() {
+    let mut rig = Rig::with(With::failpoint("runner::halted=3000*pause")).await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    turn.open(&mut client).await.unwrap();
+    turn.send(&mut client, "[[pause ms=8000]] [[text:done]]").await.unwrap();
+    let mut follower = turn.follow(&mut client, 0, false).await.unwrap();
+    follower.until(|kind| matches!(kind, Kind::Phase(phase) if phase.phase() as i32 == 4)).await.unwrap();
+    signal(rig.service.pid().unwrap(), "TERM").unwrap();
+    // Every answer is the truth, or that the runner stops; until it answers no more.
+    let mut let_go = false;
+    loop {
+        match turn.inspect(&mut client).await {
+            Ok(facts) => assert_eq!((facts.state(), let_go), (State::Running, false)),
+            Err(status) if reason(&status) == "DRAINING" => {
+                let_go = true;
+                break;
+            }
+            Err(status) => panic!("the pause is over, or something else is wrong: {status:?}"),
+        }
+    }
+    assert!(let_go);
+    let status = turn.cancel(&mut client).await.unwrap_err();
+    assert_eq!(reason(&status), "DRAINING", "no cancel of an unknown turn is remembered");
+    for status in [
+        turn.send(&mut client, "x").await.map(|_| ()).unwrap_err(),
+        turn.open(&mut client).await.map(|_| ()).unwrap_err(),
+        turn.acknowledge(&mut client).await.unwrap_err(),
+        turn.follow(&mut client, 0, false).await.map(|_| ()).unwrap_err(),
+    ] {
+        assert_eq!(reason(&status), "DRAINING", "{status:?}");
+    }
+    rig.service.wait_exit(BOUND).await.unwrap();
+    rig.again().await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
+    assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Completed, "{:?}", names(&events));
+}
+
+#[tokio::test]
+async fn the_slow_end_of_a_closed_session_keeps_nobody_waiting() {
+    let rig = Rig::start().await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let stubborn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    // Closing it takes the end of its input, SIGTERM and SIGKILL: seven seconds.
+    stubborn.run(&mut client, "[[ignore:eof,term]] [[text:one]]").await.unwrap();
+    let mut closing = client.clone();
+    let close = tokio::spawn(async move {
+        let request = CloseSessionRequest { session_id: "ses_1".to_owned() };
+        closing.close_session(request).await.map(|response| (response.into_inner(), Instant::now()))
+    });
+    let log = rig.path("runner.log");
+    wait_until("the close has begun", BOUND, || {
+        std::fs::read_to_string(&log).unwrap_or_default().contains("an engine is closed")
+    })
+    .await
+    .unwrap();
+    let other = Turn::new(&rig, "cnv_9", "ses_9", "trn_9", 1);
+    assert_eq!(other.cancel(&mut client).await.unwrap(), Cancelled::UnknownTurn);
+    assert!(!close.is_finished(), "the cancel was answered while the engine was being closed");
+    // A turn of the same session waits for its end: there are never two processes on one session.
+    let next = Turn::new(&rig, "cnv_1", "ses_1", "trn_2", 2);
+    let opened = next.open(&mut client).await.unwrap();
+    let opened_at = Instant::now();
+    assert_eq!(opened.result(), Opened::Resumed);
+    let (closed, closed_at) = close.await.unwrap().unwrap();
+    assert!(closed.was_open);
+    assert!(closed_at < opened_at);
 }
