@@ -178,6 +178,8 @@ pub(super) struct Turn {
     /// The engine must be stopped for this reason.
     pub(super) must_stop: Option<Failure>,
     pub(super) turn_end: Option<Box<TurnEnd>>,
+    /// Nobody can know what became of the message: the turn ends LOST.
+    pub(super) in_doubt: Option<Failure>,
     pub(super) ended: Option<Box<Ended>>,
     pub(super) started: Instant,
     /// The turn was thrown away as if it had never been.
@@ -251,6 +253,7 @@ pub(super) fn build(context: &Arc<Context>, start: Start) -> Option<(Turn, Handl
         exit_seen: false,
         must_stop: None,
         turn_end: None,
+        in_doubt: None,
         ended: None,
         started: Instant::now(),
         discarded: false,

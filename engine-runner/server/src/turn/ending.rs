@@ -305,6 +305,8 @@ impl Turn {
         };
         let spool_id = self.spool_id();
         let (outcome, failure) = match self.state.stop {
+            // Not even a cancel is one while an engine may be at work.
+            _ if self.in_doubt.is_some() => (Outcome::Lost, self.in_doubt.clone()),
             Some(StopCause::Cancel) => (
                 Outcome::Cancelled,
                 Some(Failure {

@@ -2,6 +2,7 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
+use roundhouse_engines::{Failure, Reason};
 use roundhouse_process::{KeeperState, close_dead, state_of};
 use roundhouse_proto::engine::v1::notice_event;
 use tokio::time::Instant;
@@ -41,22 +42,74 @@ enum Plan {
     Attach,
     /// Its keeper is dead: the turn is closed from what the spool says.
     Replay,
+    /// It has a message, and nobody here can know what its engine does with it: it ends LOST.
+    InDoubt,
 }
 
-/// Decides from the journal and from what the keeper's directory says (none: there is no such directory).
-fn plan(state: &State, keeper: Option<KeeperState>) -> Plan {
+/// What the directory of a turn's newest process says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Seen {
+    /// There is none: nothing was ever started in it.
+    Missing,
+    /// Its keeper lives.
+    Live,
+    /// Its keeper is dead.
+    Dead,
+    /// It belongs to another or a newer program, or cannot be looked at: an engine may be at work there.
+    Alien,
+}
+
+/// Tries to look at a keeper's directory. What fails for want of descriptors passes.
+const LOOKS: u32 = 5;
+
+/// Pause after the first try; it doubles.
+const LOOK_PAUSE: Duration = Duration::from_millis(100);
+
+async fn see(directory: &Path, owner: &str) -> Seen {
+    let mut pause = LOOK_PAUSE;
+    for _ in 0..LOOKS {
+        if let Some(seen) = see_once(directory, owner) {
+            return seen;
+        }
+        tokio::time::sleep(pause).await;
+        pause *= 2;
+    }
+    Seen::Alien
+}
+
+fn see_once(directory: &Path, owner: &str) -> Option<Seen> {
+    // Only the system's word that there is nothing counts as nothing.
+    match std::fs::symlink_metadata(directory) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Some(Seen::Missing),
+        _ => {}
+    }
+    match state_of(directory, owner) {
+        Ok(KeeperState::Live) => Some(Seen::Live),
+        Ok(KeeperState::Dead) => Some(Seen::Dead),
+        Ok(KeeperState::Foreign) => Some(Seen::Alien),
+        Err(error) => {
+            tracing::warn!(error = chain(&error), dir = %directory.display(), "a keeper cannot be looked at");
+            None
+        }
+    }
+}
+
+/// Decides from the journal and from what the keeper's directory says.
+fn plan(state: &State, keeper: Seen) -> Plan {
     if state.terminal.is_some() {
         return Plan::Ended;
     }
     let unknown = !state.has_events() && state.messages.is_empty();
     match (&state.process, keeper) {
-        (Some(_), Some(KeeperState::Live)) => Plan::Attach,
-        (Some(_), Some(KeeperState::Dead)) if state.opened.is_none() && unknown && state.stop.is_none() => {
-            Plan::Discard
-        }
-        (Some(_), Some(KeeperState::Dead)) => Plan::Replay,
+        (Some(_), Seen::Live) => Plan::Attach,
+        (Some(_), Seen::Dead) if state.opened.is_none() && unknown && state.stop.is_none() => Plan::Discard,
+        (Some(_), Seen::Dead) => Plan::Replay,
+        // An engine may have the message: it is given to no other one.
+        (Some(_), Seen::Alien) if state.has_messages() => Plan::InDoubt,
+        (Some(_), Seen::Alien) if state.stop.is_some() => Plan::End,
+        (Some(_), Seen::Alien) => Plan::Wait,
         // No process was ever started for it, or it has none.
-        (Some(_), Some(KeeperState::Foreign) | None) | (None, _) => {
+        (Some(_), Seen::Missing) | (None, _) => {
             if state.stop.is_some() {
                 Plan::End
             } else if unknown {
@@ -86,10 +139,10 @@ pub(crate) async fn recover(context: &Arc<Context>, turn_id: &str) -> Result<Opt
         return Ok(None);
     };
     let directory = state.process.as_ref().map(|p| context.state.spool(&p.session_id, &p.spool_id));
-    let keeper = directory
-        .as_ref()
-        .filter(|directory| directory.is_dir())
-        .and_then(|directory| state_of(directory, context.state.runner_id()).ok());
+    let keeper = match &directory {
+        Some(directory) => see(directory, context.state.runner_id()).await,
+        None => Seen::Missing,
+    };
     let plan = plan(&state, keeper);
     tracing::info!(turn = turn_id, ?plan, "turn found");
     if plan == Plan::Ended {
@@ -151,6 +204,11 @@ impl Turn {
             },
             (Plan::Replay, Some(process)) => self.replay_dead(&process).await,
             (Plan::Reopen, _) => self.prepare(None),
+            (Plan::InDoubt, _) => {
+                self.end_in_doubt(
+                    "the engine's keeper belongs to another or a newer runner, or cannot be looked at",
+                );
+            }
             (Plan::End, _) => {
                 self.stopping = Some(self.stopping_again());
                 self.end_without_engine();
@@ -160,6 +218,21 @@ impl Turn {
                 self.timers.session = Some(Instant::now() + self.context.settings.unusable_wait);
             }
         }
+    }
+
+    /// Ends the turn as LOST: an engine may have its message and may be at work, and is not this runner's to ask.
+    fn end_in_doubt(&mut self, why: &str) {
+        self.in_doubt = Some(Failure {
+            retryable: true,
+            what_to_do: "See whether an engine is still at work in the workspace and what it changed there, \
+                         then retry the turn."
+                .to_owned(),
+            ..Failure::new(
+                Reason::RunnerLost,
+                format!("whether the message was taken cannot be known: {why}"),
+            )
+        });
+        self.end_without_engine();
     }
 
     fn stopping_again(&self) -> Stopping {
@@ -352,33 +425,40 @@ mod tests {
 
     #[test]
     fn every_case_has_its_plan() {
-        use KeeperState::{Dead, Foreign, Live};
+        use Seen::{Alien, Dead, Live, Missing};
+        let with_message = |s: &mut State| {
+            s.process = Some(process());
+            s.opened = Some(opened());
+            s.messages.push(message());
+            s.last = 1;
+        };
         let cases = [
-            (state(|s| s.terminal = Some(TerminalEvent::default())), Some(Live), Plan::Ended),
-            (state(|_| {}), None, Plan::Discard),
-            (state(|s| s.process = Some(process())), None, Plan::Discard),
-            (state(|s| s.process = Some(process())), Some(Dead), Plan::Discard),
-            (state(|s| s.process = Some(process())), Some(Live), Plan::Attach),
-            (state(|s| s.last = 1), None, Plan::Wait),
-            (state(|s| s.stop = Some(StopCause::Cancel)), None, Plan::End),
+            (state(|s| s.terminal = Some(TerminalEvent::default())), Live, Plan::Ended),
+            (state(|_| {}), Missing, Plan::Discard),
+            (state(|s| s.process = Some(process())), Missing, Plan::Discard),
+            (state(|s| s.process = Some(process())), Dead, Plan::Discard),
+            (state(|s| s.process = Some(process())), Live, Plan::Attach),
+            (state(|s| s.process = Some(process())), Alien, Plan::Wait),
+            (state(|s| s.last = 1), Missing, Plan::Wait),
+            (state(|s| s.stop = Some(StopCause::Cancel)), Missing, Plan::End),
             (
                 state(|s| {
                     s.process = Some(process());
                     s.opened = Some(opened());
                     s.last = 1;
                 }),
-                Some(Dead),
+                Dead,
                 Plan::Replay,
             ),
+            (state(with_message), Missing, Plan::Reopen),
+            (state(with_message), Alien, Plan::InDoubt),
             (
                 state(|s| {
-                    s.process = Some(process());
-                    s.opened = Some(opened());
-                    s.messages.push(message());
-                    s.last = 1;
+                    with_message(s);
+                    s.stop = Some(StopCause::Cancel);
                 }),
-                Some(Foreign),
-                Plan::Reopen,
+                Alien,
+                Plan::InDoubt,
             ),
             (
                 state(|s| {
@@ -387,12 +467,24 @@ mod tests {
                     s.unusable = Some("gone".into());
                     s.last = 1;
                 }),
-                None,
+                Missing,
                 Plan::Wait,
             ),
         ];
         for (index, (state, keeper, expected)) in cases.into_iter().enumerate() {
             assert_eq!(plan(&state, keeper), expected, "case {index}");
         }
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_looked_at_is_not_a_missing_one() {
+        let root = tempfile::tempdir().unwrap();
+        let missing = root.path().join("missing");
+        assert_eq!(see_once(&missing, "run_1"), Some(Seen::Missing));
+        // ENOTDIR stands for every error that is not "there is nothing".
+        let file = root.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        assert_eq!(see_once(&file.join("below"), "run_1"), None);
+        assert_eq!(see_once(&file, "run_1"), Some(Seen::Alien));
     }
 }

@@ -158,6 +158,32 @@ async fn s47_keeper_and_runner_dead_in_doubt_is_lost_and_nothing_is_sent_again()
 }
 
 #[tokio::test]
+async fn s47_a_message_under_a_newer_runners_keeper_is_lost_and_given_to_no_second_engine() {
+    let mut rig = Rig::start().await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    turn.open(&mut client).await.unwrap();
+    turn.send(&mut client, "[[append path=ran.txt:x]] [[text:said]] [[stall]]").await.unwrap();
+    let mut follower = turn.follow(&mut client, 0, false).await.unwrap();
+    let seen = follower.until(|kind| matches!(kind, Kind::Text(_))).await.unwrap();
+    let process = turn.inspect(&mut client).await.unwrap().process.unwrap();
+    rig.service.kill().await.unwrap();
+    // As a newer program would have written it.
+    let meta = rig.state.join("sessions/ses_1/spools").join(&process.spool_id).join("meta.json");
+    let mut newer: serde_json::Value = serde_json::from_slice(&std::fs::read(&meta).unwrap()).unwrap();
+    newer["version"] = 60_000.into();
+    std::fs::write(&meta, newer.to_string()).unwrap();
+    rig.again().await.unwrap();
+    let events = rest(&rig, &turn, seen).await;
+    let ended = terminal(&events).unwrap();
+    assert_eq!(ended.outcome(), Outcome::Lost, "{:?}", names(&events));
+    assert_eq!(rig.engine_log("\"start\"").len(), 1);
+    assert_eq!(std::fs::read_to_string(rig.work.join("ran.txt")).unwrap(), "x\n");
+    let alive = rig.processes().iter().any(|(pid, _)| i32::try_from(*pid) == Ok(process.keeper_pid));
+    assert!(alive, "a newer runner's keeper was ended");
+}
+
+#[tokio::test]
 async fn a_keeper_that_dies_under_a_living_runner_ends_the_turn() {
     let rig = Rig::start().await.unwrap();
     let mut client = rig.client().await.unwrap();
