@@ -94,12 +94,15 @@ enum Input {
     Command(Command),
     Internal(Internal),
     Batch(Batch),
-    Timer,
+    /// Something is due; whether the engine's frames were read as far as they go.
+    Timer {
+        caught_up: bool,
+    },
     Halt,
 }
 
 /// What the turn waits for by time. Unset: not waited for.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Timers {
     pub(super) opening: Option<Instant>,
     pub(super) session: Option<Instant>,
@@ -130,6 +133,11 @@ impl Timers {
         .into_iter()
         .flatten()
         .min()
+    }
+
+    /// The next of those that do not wait for what the engine says: it may say something without end.
+    fn next_hard(&self) -> Option<Instant> {
+        Self { idle: None, silence: None, ..*self }.next()
     }
 }
 
@@ -307,6 +315,14 @@ impl Turn {
 
     /// The next input. Everything in it is cancel safe.
     async fn next(&mut self) -> Input {
+        // Frames may come without a pause, and a ladder has to go on beside them. Of the past all is read first: what
+        // the engine said then may make a deadline of now meaningless.
+        if !self.replaying
+            && !self.context.halt.is_cancelled()
+            && self.timers.next_hard().is_some_and(|at| at <= Instant::now())
+        {
+            return Input::Timer { caught_up: false };
+        }
         let timer = self.timers.next();
         let engine = self.engine.as_mut();
         tokio::select! {
@@ -325,7 +341,7 @@ impl Turn {
                     Some(at) => tokio::time::sleep_until(at).await,
                     None => pending().await,
                 }
-            } => Input::Timer,
+            } => Input::Timer { caught_up: true },
         }
     }
 
@@ -345,7 +361,7 @@ impl Turn {
             },
             Input::Batch(Batch::Frames(frames)) => self.on_frames(frames).await,
             Input::Batch(Batch::Gone) => self.on_gone().await,
-            Input::Timer => self.on_timer().await,
+            Input::Timer { caught_up } => self.on_timer(caught_up).await,
             Input::Halt => Ok(()),
         }
     }
@@ -402,7 +418,7 @@ impl Turn {
         }
     }
 
-    async fn on_timer(&mut self) -> Result<(), Error> {
+    async fn on_timer(&mut self, caught_up: bool) -> Result<(), Error> {
         let now = Instant::now();
         if due(&mut self.timers.storage, now) {
             self.write_end().await?;
@@ -425,10 +441,11 @@ impl Turn {
         if due(&mut self.timers.resend, now) {
             self.deliver_waiting();
         }
-        if due(&mut self.timers.silence, now) {
+        // Frames that wait to be read are no silence.
+        if caught_up && due(&mut self.timers.silence, now) {
             self.silent()?;
         }
-        if due(&mut self.timers.idle, now) {
+        if caught_up && due(&mut self.timers.idle, now) {
             self.on_stop(StopCause::Idle, None).await?;
         }
         if due(&mut self.timers.deadline, now) {

@@ -54,6 +54,30 @@ async fn s45_cancel_in_a_text_keeps_it_and_the_process() {
 }
 
 #[tokio::test]
+async fn s43_a_cancel_gets_through_to_an_engine_that_prints_without_pause() {
+    let with = With::set("cancel_interrupt_grace", "300ms").and("cancel_term_grace", "300ms");
+    let rig = Rig::with(with).await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    turn.open(&mut client).await.unwrap();
+    let text = "[[ignore:interrupt,term]] [[text:go]] [[events count=100000000 bytes=8]]";
+    turn.send(&mut client, text).await.unwrap();
+    let mut follower = turn.follow(&mut client, 0, false).await.unwrap();
+    follower.until(|kind| matches!(kind, Kind::Text(text) if text.text != "go")).await.unwrap();
+    drop(follower);
+    let before = std::time::Instant::now();
+    turn.cancel(&mut client).await.unwrap();
+    wait_until("the engine is gone", BOUND, || {
+        !rig.processes().iter().any(|(_, command)| command.contains("fake-engine"))
+    })
+    .await
+    .unwrap();
+    // Two graces, and what a busy machine adds; without end it would print for minutes.
+    assert!(before.elapsed() < std::time::Duration::from_secs(8), "{:?}", before.elapsed());
+    wait_until("the turn is over", BOUND * 2, || rig.processes().is_empty()).await.unwrap();
+}
+
+#[tokio::test]
 async fn s43_cancel_in_a_tool_leaves_no_process_of_the_turn() {
     let rig = Rig::start().await.unwrap();
     let mut client = rig.client().await.unwrap();
