@@ -1,7 +1,8 @@
 //! Points at which a test ends this process exactly there: no destructor runs, nothing is flushed, no task goes on.
 //!
 //! `FAILPOINTS` is a list like `runner::journalled=3*return;runner::synced=return`: the process ends itself at the named
-//! point, with a count in front of `*` at the n-th passage. `500*pause` holds the passing thread for 500 ms instead.
+//! point, with a count in front of `*` at the n-th passage. `500*pause` holds the passing thread for 500 ms instead;
+//! with `fail` the process goes on, and what the point stands for goes wrong.
 //! Without the feature `failpoints` nothing of this exists.
 
 /// Ends the process here if the point is armed.
@@ -13,8 +14,20 @@ macro_rules! kill_point {
     };
 }
 
+/// Whether what this point stands for is to go wrong now.
+#[macro_export]
+macro_rules! fault_point {
+    ($name:literal) => {{
+        #[cfg(feature = "failpoints")]
+        let fails = $crate::failpoint::fails($name);
+        #[cfg(not(feature = "failpoints"))]
+        let fails = false;
+        fails
+    }};
+}
+
 #[cfg(feature = "failpoints")]
-pub(crate) use armed::pass;
+pub(crate) use armed::{fails, pass};
 
 #[cfg(feature = "failpoints")]
 mod armed {
@@ -30,6 +43,8 @@ mod armed {
         End(u32),
         /// Holds the thread for so long.
         Pause(Duration),
+        /// Fails when it comes to zero, and only then.
+        Fail(u32),
     }
 
     static ARMED: LazyLock<Mutex<HashMap<String, Action>>> = LazyLock::new(|| {
@@ -42,7 +57,9 @@ mod armed {
         let action = match action.split_once('*') {
             Some((count, "return")) => Action::End(count.parse().ok()?),
             Some((millis, "pause")) => Action::Pause(Duration::from_millis(millis.parse().ok()?)),
+            Some((count, "fail")) => Action::Fail(count.parse().ok()?),
             None if action == "return" => Action::End(1),
+            None if action == "fail" => Action::Fail(1),
             _ => return None,
         };
         Some((name.to_owned(), action))
@@ -60,9 +77,17 @@ mod armed {
                     return;
                 }
                 Some(Action::Pause(pause)) => *pause,
-                None => return,
+                Some(Action::Fail(_)) | None => return,
             }
         };
         std::thread::sleep(pause);
+    }
+
+    pub(crate) fn fails(name: &str) -> bool {
+        let mut armed = ARMED.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(Action::Fail(left)) = armed.get_mut(name) else { return false };
+        let met = *left == 1;
+        *left = left.saturating_sub(1);
+        met
     }
 }

@@ -321,6 +321,10 @@ impl LinkTask {
                 }
                 ask = self.asks.recv() => {
                     let Some(ask) = ask else { break Ok(Served::Dropped) };
+                    if matches!(ask.request, Request::Deliver { .. }) && crate::fault_point!("runner::link_lost") {
+                        let _ = ask.answer.send(Err(AskError::Gone));
+                        break Ok(Served::Broken);
+                    }
                     let id = next_id;
                     next_id += 1;
                     let mut open = waiting.lock().unwrap_or_else(PoisonError::into_inner);

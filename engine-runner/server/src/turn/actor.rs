@@ -71,6 +71,25 @@ pub(super) enum Purpose {
     Control(&'static str),
 }
 
+/// What became of a line to the engine.
+#[derive(Debug)]
+pub(super) struct Written {
+    pub(super) purpose: Purpose,
+    /// The process it was for.
+    pub(super) spool: String,
+    /// The line, but for a message: that one is made again from the journal.
+    pub(super) line: Option<StdinLine>,
+    pub(super) result: Result<Response, AskError>,
+}
+
+/// A line that the keeper does not have yet.
+#[derive(Debug)]
+pub(super) struct Owed {
+    pub(super) what: &'static str,
+    pub(super) spool: String,
+    pub(super) line: StdinLine,
+}
+
 /// Results of the turn's own tasks.
 #[derive(Debug)]
 pub(super) enum Internal {
@@ -79,7 +98,7 @@ pub(super) enum Internal {
     /// A process is gone.
     Released(Released),
     /// A line was recorded by the keeper, or not.
-    Written(Purpose, Result<Response, AskError>),
+    Written(Written),
     /// The worktree before the turn.
     Worktree(Option<Worktree>),
     /// A step of the ladder was answered.
@@ -179,6 +198,8 @@ pub(super) struct Turn {
     /// Frames up to this one are replayed: what they say is old.
     pub(super) replay_until: u64,
     pub(super) replaying: bool,
+    /// Lines that are put to the keeper again.
+    pub(super) owed: Vec<Owed>,
     /// Operations that the spool of the current process has an intent of.
     pub(super) intents: BTreeSet<String>,
     /// The engine's end was seen by its keeper.
@@ -257,6 +278,7 @@ pub(super) fn build(context: &Arc<Context>, start: Start) -> Option<(Turn, Handl
         stopping: None,
         replay_until: 0,
         replaying: false,
+        owed: Vec::new(),
         intents: BTreeSet::new(),
         exit_seen: false,
         must_stop: None,
@@ -351,7 +373,7 @@ impl Turn {
             Input::Internal(internal) => match internal {
                 Internal::Prepared(prepared) => self.on_prepared(*prepared).await,
                 Internal::Released(released) => self.on_released(released).await,
-                Internal::Written(purpose, result) => self.on_written(purpose, result).await,
+                Internal::Written(written) => self.on_written(written).await,
                 Internal::Worktree(worktree) => self.on_worktree(worktree).await,
                 Internal::Step(result) => {
                     self.on_step(&result);
@@ -439,7 +461,7 @@ impl Turn {
             self.permissions_timed_out().await?;
         }
         if due(&mut self.timers.resend, now) {
-            self.deliver_waiting();
+            self.resend();
         }
         // Frames that wait to be read are no silence.
         if caught_up && due(&mut self.timers.silence, now) {
@@ -520,11 +542,13 @@ impl Turn {
     /// Puts a line on its way to the engine; the result comes back as an input.
     pub(super) fn write(&mut self, line: StdinLine, purpose: Purpose) {
         let Some(engine) = &self.engine else { return };
+        let spool = engine.spool_id.clone();
+        let again = matches!(purpose, Purpose::Control(_)).then(|| line.clone());
         let written = engine.deliver(line);
         let results = self.results.clone();
         self.context.tasks.spawn(async move {
-            let result = written.await;
-            let _ = results.send(Internal::Written(purpose, result)).await;
+            let written = Written { purpose, spool, line: again, result: written.await };
+            let _ = results.send(Internal::Written(written)).await;
         });
     }
 

@@ -297,6 +297,7 @@ impl Turn {
     /// What was known of an earlier process does not hold for the next one.
     fn forget_process(&mut self) {
         self.intents.clear();
+        self.owed.clear();
         self.exit_seen = false;
         self.turn_end = None;
         self.replay_until = 0;

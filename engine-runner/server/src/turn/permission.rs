@@ -107,6 +107,7 @@ impl Turn {
         crate::kill_point!("runner::permission_journalled");
         self.give_answer(request_id);
         self.arm_permissions();
+        self.restart_idle();
         Ok(())
     }
 
@@ -156,7 +157,7 @@ impl Turn {
         Ok(())
     }
 
-    fn open_permissions(&self) -> Vec<(String, PermissionMark)> {
+    pub(super) fn open_permissions(&self) -> Vec<(String, PermissionMark)> {
         self.state
             .permissions
             .iter()

@@ -1,5 +1,7 @@
 //! Frames in, events out; messages in, lines out.
 
+use std::time::Duration;
+
 use roundhouse_engines::{Delivery, Event, Exit, Frame, FrameBody, Output, Reason, TurnEnd, TurnOutcome};
 use roundhouse_process::{self as process, Refusal, Response, boottime_ns};
 use roundhouse_proto::engine::v1::{
@@ -9,7 +11,7 @@ use roundhouse_proto::engine::v1::{
 use tokio::{sync::oneshot, time::Instant};
 
 use super::{
-    actor::{Purpose, Stage, Turn},
+    actor::{Owed, Purpose, Stage, Turn, Written},
     opening::Released,
 };
 use crate::{
@@ -23,8 +25,11 @@ use crate::{
     request,
 };
 
-/// Pause before a message is put to a keeper again that did not answer.
-const RESEND: std::time::Duration = std::time::Duration::from_secs(2);
+/// Pause before a line is put to a keeper again that did not answer.
+const RESEND: Duration = Duration::from_secs(2);
+
+/// Pause before a line is put again that a broken link may have lost.
+const RELINK: Duration = Duration::from_millis(300);
 
 /// Ordinal of what follows the frames of a dead process.
 const AFTER_DEATH: u32 = 1_000_000;
@@ -301,11 +306,41 @@ impl Turn {
         }
     }
 
-    pub(super) async fn on_written(
-        &mut self,
-        purpose: Purpose,
-        result: Result<Response, AskError>,
-    ) -> Result<(), Error> {
+    /// How long after this error a line is put again; none when that is of no use.
+    fn resend_after(&self, error: AskError) -> Option<Duration> {
+        let engine = self.engine.as_ref()?;
+        match error {
+            AskError::Stuck | AskError::Refused(Refusal::Busy) => Some(RESEND),
+            // The link broke while the keeper lives: whether it has the line nobody knows, and it writes none twice.
+            AskError::Gone if !engine.keeper.is_dead() => Some(RELINK),
+            AskError::Gone | AskError::Refused(_) => None,
+        }
+    }
+
+    /// Puts to the keeper what it may not have.
+    pub(super) fn resend(&mut self) {
+        let spool = self.spool_id();
+        for owed in std::mem::take(&mut self.owed) {
+            if owed.spool == spool {
+                self.write(owed.line, Purpose::Control(owed.what));
+            }
+        }
+        self.deliver_waiting();
+    }
+
+    pub(super) async fn on_written(&mut self, written: Written) -> Result<(), Error> {
+        let Written { purpose, spool, line, result } = written;
+        let here = spool == self.spool_id() && matches!(self.stage, Stage::Opening | Stage::Open);
+        if let Err(error) = result
+            && here
+            && let Some(pause) = self.resend_after(error)
+        {
+            let at = Instant::now() + pause;
+            self.timers.resend = Some(self.timers.resend.map_or(at, |known| known.min(at)));
+            if let (Purpose::Control(what), Some(line)) = (&purpose, line) {
+                self.owed.push(Owed { what, spool, line });
+            }
+        }
         let (delivery_id, message_id) = match purpose {
             Purpose::Message { delivery_id, message_id } => (delivery_id, message_id),
             Purpose::Control(what) => {
@@ -325,10 +360,7 @@ impl Turn {
                 }
                 Ok(delivery_id.clone())
             }
-            Err(AskError::Stuck | AskError::Refused(Refusal::Busy)) => {
-                self.timers.resend = Some(Instant::now() + RESEND);
-                Err(Error::KeeperStuck)
-            }
+            Err(AskError::Stuck | AskError::Refused(Refusal::Busy)) => Err(Error::KeeperStuck),
             Err(AskError::Refused(Refusal::Storage)) => {
                 self.force_stop(StopCause::Storage);
                 Ok(delivery_id.clone())
@@ -400,16 +432,14 @@ impl Turn {
     pub(super) fn restart_idle(&mut self) {
         self.timers.idle = None;
         self.timers.silence = None;
-        let waiting = self
-            .engine
-            .as_ref()
-            .is_some_and(|engine| !engine.translator.standing().pending_permissions.is_empty());
+        // Undecided ones alone: after a decision it is the engine, or its keeper, that is silent.
+        let waiting = !self.open_permissions().is_empty();
         if waiting || self.stage != Stage::Open || !self.state.has_messages() || self.turn_end.is_some() {
             return;
         }
         let now = Instant::now();
         let idle = self.state.open.as_ref().map_or(0, |open| open.idle_millis);
-        self.timers.idle = Some(now + std::time::Duration::from_millis(idle));
+        self.timers.idle = Some(now + Duration::from_millis(idle));
         self.timers.silence = Some(now + self.context.settings.silence_warning);
     }
 

@@ -239,7 +239,7 @@ impl Turn {
         Stopping { step: Step::Begin, grace: self.context.settings.cancel_interrupt_grace }
     }
 
-    async fn adopt(&self, process: &ProcessOpen) -> Result<(Box<Engine>, u64), String> {
+    async fn adopt(&mut self, process: &ProcessOpen) -> Result<(Box<Engine>, u64), String> {
         let record = SessionRecord::load(&self.context.state, &process.session_id)
             .map_err(|error| chain(&error))?
             .ok_or("its session has no record")?;
@@ -247,7 +247,7 @@ impl Turn {
             .await
     }
 
-    async fn close_stuck(&self, process: &ProcessOpen) {
+    async fn close_stuck(&mut self, process: &ProcessOpen) {
         let dir = self.spool_dir(&process.session_id, &process.spool_id);
         let owner = self.context.state.runner_id().to_owned();
         let pid = tokio::task::spawn_blocking(move || {

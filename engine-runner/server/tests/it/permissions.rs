@@ -2,11 +2,11 @@
 
 use pretty_assertions::assert_eq;
 use roundhouse_proto::engine::v1::{
-    AnswerPermissionRequest, Outcome, PermissionDecision, answer_permission_response::Result as Answered,
-    event_body::Kind,
+    AnswerPermissionRequest, FailureReason, Outcome, PermissionDecision,
+    answer_permission_response::Result as Answered, event_body::Kind,
 };
 
-use crate::rig::{Client, Rig, Turn, With, kind, names, reason, terminal};
+use crate::rig::{Client, Rig, Turn, With, kind, names, reason, signal, terminal};
 
 const TEXT: &str = "[[bash ask:echo ran >> ran.txt]] [[text:after]]";
 
@@ -121,4 +121,51 @@ async fn a_question_survives_the_runner_and_its_answer_does_too() {
     let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
     assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Completed, "{:?}", names(&events));
     assert_eq!(std::fs::read_to_string(rig.work.join("ran.txt")).unwrap(), "ran\n");
+}
+
+#[tokio::test]
+async fn a_keeper_that_stops_under_a_question_is_told_by_the_idle_timer() {
+    let with = With::set("permission_timeout", "700ms")
+        .and("idle_timeout", "1s")
+        .and("keeper_timeout", "300ms")
+        .and("cancel_interrupt_grace", "200ms")
+        .and("cancel_term_grace", "200ms");
+    let rig = Rig::with(with).await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let (turn, _) = asked(&rig, &mut client, 1).await;
+    let keeper = turn.inspect(&mut client).await.unwrap().process.unwrap().keeper_pid;
+    signal(u32::try_from(keeper).unwrap(), "STOP").unwrap();
+    let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
+    let ended = terminal(&events).unwrap();
+    assert_eq!(ended.failure.unwrap().reason(), FailureReason::IdleTimeout, "{:?}", names(&events));
+    assert!(!rig.work.join("ran.txt").exists());
+}
+
+/// Faults while a turn asks.
+#[cfg(feature = "failpoints")]
+mod points {
+    use pretty_assertions::assert_eq;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_line_that_a_broken_link_loses_is_put_again() {
+        // The opening, the message, the answer.
+        for point in ["runner::link_lost=1*fail", "runner::link_lost=2*fail", "runner::link_lost=3*fail"] {
+            let rig = Rig::with(With::failpoint(point)).await.unwrap();
+            let mut client = rig.client().await.unwrap();
+            let (turn, id) = asked(&rig, &mut client, 1).await;
+            client.answer_permission(answer(&turn, &id, PermissionDecision::Allow)).await.unwrap();
+            let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
+            assert_eq!(
+                terminal(&events).unwrap().outcome(),
+                Outcome::Completed,
+                "{point}: {:?}",
+                names(&events)
+            );
+            let told = names(&events).iter().filter(|name| *name == "phase PHASE_DELIVERED").count();
+            assert!(told <= 1, "{point}: {:?}", names(&events));
+            assert_eq!(std::fs::read_to_string(rig.work.join("ran.txt")).unwrap(), "ran\n", "{point}");
+        }
+    }
 }
