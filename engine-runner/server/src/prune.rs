@@ -11,6 +11,7 @@ use std::{
 use roundhouse_process::{KeeperState, scan};
 
 use crate::{
+    epochs,
     error::Error,
     journal::Journal,
     runner::{Runner, Tombstone, names},
@@ -104,6 +105,11 @@ pub(crate) fn round(runner: &Runner) -> Result<(), Error> {
         if age.is_some_and(|age| age > i64::try_from(TOMBSTONE.as_secs()).unwrap_or(i64::MAX)) {
             let _ = fs::remove_dir_all(context.state.turn(&turn_id));
         }
+    }
+    let held = runner.turns().into_iter().map(|handle| handle.conversation_id).collect();
+    let forgotten = context.epochs.forget(&held, epochs::KEPT)?;
+    if forgotten > 0 {
+        tracing::info!(forgotten, "epochs of conversations that are not used any more are forgotten");
     }
     Ok(())
 }

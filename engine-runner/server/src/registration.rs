@@ -1,7 +1,7 @@
 //! The runner's tie to its control plane: it registers, beats, and registers again when it is not known there. Without
 //! a control plane everything else works as well.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use backon::{BackoffBuilder as _, ExponentialBuilder};
 use roundhouse_proto::{
@@ -14,13 +14,16 @@ use roundhouse_proto::{
 };
 use tonic::{Code, transport::Channel, transport::Endpoint};
 
-use crate::{context::Context, runner::Runner};
+use crate::{context::Context, epochs, runner::Runner};
 
 /// Time that one call may take.
 const CALL: Duration = Duration::from_secs(10);
 
 /// Heartbeats that may fail before the runner registers again.
 const MISSED: u32 = 3;
+
+/// Epochs in one registration, the newest: a message has a limit of size.
+const EPOCHS: usize = 20_000;
 
 /// The host's name, for show.
 #[must_use]
@@ -43,6 +46,8 @@ pub(crate) fn roots(context: &Context) -> Vec<Root> {
 
 fn request(runner: &Runner, address: &str) -> RegisterRunnerRequest {
     let context = &runner.context;
+    let turns = runner.turns();
+    let held: HashSet<String> = turns.iter().map(|handle| handle.conversation_id.clone()).collect();
     RegisterRunnerRequest {
         runner_id: context.state.runner_id().to_owned(),
         address: address.to_owned(),
@@ -52,9 +57,8 @@ fn request(runner: &Runner, address: &str) -> RegisterRunnerRequest {
         roots: roots(context),
         boot_id: context.boot_id.clone(),
         control_plane_id: context.state.control_plane_id().unwrap_or_default(),
-        epochs: context.epochs.all().into_iter().collect(),
-        turns: runner
-            .turns()
+        epochs: context.epochs.recent(&held, epochs::KEPT, EPOCHS).into_iter().collect(),
+        turns: turns
             .into_iter()
             .map(|handle| UnacknowledgedTurn {
                 turn_id: handle.turn_id.clone(),
