@@ -1,7 +1,7 @@
 //! The runner as its callers see it: which turns there are, who may open one, and what each call means.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
     time::Duration,
@@ -72,6 +72,9 @@ pub struct Runner {
     /// What its parts share.
     pub context: Arc<Context>,
     turns: Mutex<HashMap<String, Handle>>,
+    /// Turns of an earlier runner whose journals cannot be read, each with the sessions whose living engines may be in the
+    /// middle of it.
+    unread: Mutex<HashMap<String, HashSet<String>>>,
     /// One opening is admitted at a time: looks and writes of an admission are one step.
     admission: tokio::sync::Mutex<()>,
 }
@@ -80,7 +83,12 @@ impl Runner {
     /// A runner without turns.
     #[must_use]
     pub fn new(context: Arc<Context>) -> Arc<Self> {
-        Arc::new(Self { context, turns: Mutex::default(), admission: tokio::sync::Mutex::new(()) })
+        Arc::new(Self {
+            context,
+            turns: Mutex::default(),
+            unread: Mutex::default(),
+            admission: tokio::sync::Mutex::new(()),
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Handle>> {
@@ -91,10 +99,12 @@ impl Runner {
     ///
     /// # Errors
     /// [`Error::Draining`] for a turn that this runner has let go of because it stops: its keeper goes on, so it is
-    /// neither unknown nor ended, and the next runner has the answer.
+    /// neither unknown nor ended, and the next runner has the answer. [`Error::Storage`] for one that cannot be read.
     fn find(&self, turn_id: &str) -> Result<Option<Handle>, Error> {
         let mut turns = self.lock();
-        let Some(handle) = turns.get(turn_id) else { return Ok(None) };
+        let Some(handle) = turns.get(turn_id) else {
+            return if self.unread().contains_key(turn_id) { Err(unread(turn_id)) } else { Ok(None) };
+        };
         if handle.is_closed() && !handle.hub.ended() {
             if self.lets_go() {
                 return Err(Error::Draining);
@@ -122,6 +132,37 @@ impl Runner {
     /// Adds a turn that was found at the start.
     pub fn insert(&self, handle: Handle) {
         self.lock().insert(handle.turn_id.clone(), handle);
+    }
+
+    fn unread(&self) -> MutexGuard<'_, HashMap<String, HashSet<String>>> {
+        self.unread.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that a turn of an earlier runner cannot be read: nothing is said about it but that.
+    pub(crate) fn set_unread(&self, turn_id: &str) {
+        self.unread().entry(turn_id.to_owned()).or_default();
+    }
+
+    /// Notes that a living engine of a session may be in the middle of a turn that cannot be read. False: the turn is
+    /// none of those.
+    pub(crate) fn hold_back(&self, turn_id: &str, session_id: &str) -> bool {
+        match self.unread().get_mut(turn_id) {
+            Some(sessions) => {
+                sessions.insert(session_id.to_owned());
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// The turns that cannot be read.
+    pub(crate) fn unread_turns(&self) -> Vec<String> {
+        self.unread().keys().cloned().collect()
+    }
+
+    /// A turn was read at last. Answers the sessions that were held back for it.
+    pub(crate) fn set_read(&self, turn_id: &str) -> HashSet<String> {
+        self.unread().remove(turn_id).unwrap_or_default()
     }
 
     /// All turns that are held: running, and ended without Acknowledge.
@@ -243,6 +284,13 @@ impl Runner {
         }
         let workspace = context.roots.resolve(&request.workspace)?;
         launch::check(context, session)?;
+        let held_back = self
+            .unread()
+            .iter()
+            .find_map(|(turn_id, sessions)| sessions.contains(&request.session_id).then(|| turn_id.clone()));
+        if let Some(turn_id) = held_back {
+            return Err(unread(&turn_id));
+        }
         context.epochs.admit(&request.conversation_id, request.epoch).map_err(|error| self.explain(error))?;
         let running = self.running();
         if let Some(other) = running.iter().find(|handle| handle.conversation_id == request.conversation_id) {
@@ -649,6 +697,16 @@ impl Runner {
     pub fn drain(&self, undrain: bool) -> usize {
         self.context.draining.store(!undrain, Ordering::Relaxed);
         self.running().len()
+    }
+}
+
+/// The answer about a turn whose journal cannot be read.
+fn unread(turn_id: &str) -> Error {
+    Error::Storage {
+        action: "read the turn's journal",
+        source: std::io::Error::other(format!(
+            "the journal of {turn_id} could not be read when this runner started"
+        )),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{
     collections::HashSet,
     ffi::OsString,
-    io::Write as _,
+    io::{IsTerminal as _, Write as _},
     net::SocketAddr,
     path::PathBuf,
     process::ExitCode,
@@ -168,6 +168,7 @@ pub async fn prepare(config: Config, keeper_executable: Option<PathBuf>) -> Resu
     }
     context.tasks.spawn(pool::watch_memory(Arc::clone(&context)));
     context.tasks.spawn(prune::keep(Arc::clone(&runner)));
+    context.tasks.spawn(startup::read_again(Arc::clone(&runner)));
     if !context.settings.control_plane.is_empty() {
         let advertised = if context.settings.advertise.is_empty() {
             format!("http://{address}")
@@ -420,7 +421,11 @@ fn complain(text: &str) {
 
 fn init_log(args: &Args) -> Result<(), String> {
     let filter = tracing_subscriber::EnvFilter::try_new(&args.log).map_err(|error| error.to_string())?;
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // Colours are for people: a file or a pipe gets plain text.
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr);
     // A second subscriber in one process (tests) is not an error worth stopping for.
     let _ = match args.log_format {
         LogFormat::Text => builder.try_init(),

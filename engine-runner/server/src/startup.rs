@@ -3,7 +3,7 @@
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use roundhouse_engines::{NativeRef, TranslatorOpen};
-use roundhouse_process::{KeeperFound, KeeperState, close_dead, scan};
+use roundhouse_process::{KeeperFound, KeeperState, Request, Response, close_dead, scan};
 
 use crate::{
     context::Context,
@@ -16,6 +16,9 @@ use crate::{
 
 /// Time that the sweep of one dead keeper may take.
 const SWEEP: Duration = Duration::from_secs(5);
+
+/// Pause between two tries to read a turn.
+const AGAIN: Duration = Duration::from_secs(5);
 
 /// Takes up what is there. Turns first: what they hold is theirs.
 ///
@@ -36,7 +39,14 @@ pub(crate) async fn recover(runner: &Arc<Runner>) -> Result<(), Error> {
                 runner.insert(handle);
             }
             Ok(None) => {}
-            Err(error) => tracing::error!(turn = turn_id, error = chain(&error), "a turn cannot be read"),
+            Err(error) => {
+                tracing::error!(
+                    turn = turn_id,
+                    error = chain(&error),
+                    "a turn cannot be read; it is tried again"
+                );
+                runner.set_unread(&turn_id);
+            }
         }
     }
     for session_id in names(context.state.sessions())? {
@@ -49,11 +59,59 @@ pub(crate) async fn recover(runner: &Arc<Runner>) -> Result<(), Error> {
         };
         for keeper in found {
             if !held.contains(&keeper.spool_id) {
-                settle(context, &session_id, keeper).await;
+                settle(runner, &session_id, keeper).await;
             }
         }
     }
     clear_temporary(context)
+}
+
+/// Tries again to read the turns that could not be read at the start, until all are read or the runner stops.
+pub(crate) async fn read_again(runner: Arc<Runner>) {
+    loop {
+        if runner.unread_turns().is_empty() {
+            return;
+        }
+        tokio::select! {
+            () = runner.context.shutdown.cancelled() => return,
+            () = tokio::time::sleep(AGAIN) => {}
+        }
+        for turn_id in runner.unread_turns() {
+            take_up_late(&runner, &turn_id).await;
+        }
+    }
+}
+
+async fn take_up_late(runner: &Arc<Runner>, turn_id: &str) {
+    let context = &runner.context;
+    // On a thread of its own: what takes a turn up stays on one thread until the turn is a task.
+    let (recovering, id) = (Arc::clone(context), turn_id.to_owned());
+    let runtime = tokio::runtime::Handle::current();
+    let recovered =
+        tokio::task::spawn_blocking(move || runtime.block_on(turn::recover(&recovering, &id))).await;
+    let recovered = recovered.unwrap_or_else(|error| Err(Error::Internal(format!("recovery task: {error}"))));
+    let handle = match recovered {
+        Ok(handle) => handle,
+        Err(error) => {
+            tracing::debug!(turn = turn_id, error = chain(&error), "the turn still cannot be read");
+            return;
+        }
+    };
+    let mut held = None;
+    if let Some(handle) = handle {
+        if !handle.hub.ended() {
+            held = spool_of(context, turn_id);
+        }
+        runner.insert(handle);
+    }
+    for session_id in runner.set_read(turn_id) {
+        for keeper in scan(&context.state.spools(&session_id), context.state.runner_id()).unwrap_or_default()
+        {
+            if held.as_ref() != Some(&keeper.spool_id) {
+                settle(runner, &session_id, keeper).await;
+            }
+        }
+    }
 }
 
 /// The spool of a turn's newest process.
@@ -63,7 +121,8 @@ fn spool_of(context: &Context, turn_id: &str) -> Option<String> {
 }
 
 /// A keeper that no turn holds: an idle engine, or the rest of a dead one.
-async fn settle(context: &Arc<Context>, session_id: &str, keeper: KeeperFound) {
+async fn settle(runner: &Runner, session_id: &str, keeper: KeeperFound) {
+    let context = &runner.context;
     match keeper.state {
         KeeperState::Foreign => {}
         KeeperState::Dead => {
@@ -80,7 +139,7 @@ async fn settle(context: &Arc<Context>, session_id: &str, keeper: KeeperFound) {
                 );
             }
         }
-        KeeperState::Live => match adopt_idle(context, session_id, &keeper.spool_id).await {
+        KeeperState::Live => match adopt_idle(runner, session_id, &keeper.spool_id).await {
             Ok(()) => tracing::info!(session = session_id, spool = keeper.spool_id, "idle engine taken up"),
             Err(error) => {
                 tracing::warn!(
@@ -94,7 +153,8 @@ async fn settle(context: &Arc<Context>, session_id: &str, keeper: KeeperFound) {
     }
 }
 
-async fn adopt_idle(context: &Arc<Context>, session_id: &str, spool_id: &str) -> Result<(), String> {
+async fn adopt_idle(runner: &Runner, session_id: &str, spool_id: &str) -> Result<(), String> {
+    let context = &runner.context;
     let record = SessionRecord::load(&context.state, session_id).map_err(|error| chain(&error))?;
     let record = record.ok_or("its session has no record")?;
     let current = record.spool_id.as_deref() == Some(spool_id) && record.opened && record.unusable.is_none();
@@ -107,6 +167,21 @@ async fn adopt_idle(context: &Arc<Context>, session_id: &str, spool_id: &str) ->
     };
     // What it printed before is not read again: the turn that it was for has ended.
     let (engine, _) = launch::adopt(context, &record, spool_id, &open, None).await?;
+    let unread = runner.unread_turns();
+    if !unread.is_empty() {
+        // The keeper knows for which turn it is at work. If it does not say, it may be any of them.
+        let turns = match engine.keeper.ask(Request::Status).await {
+            Ok(Response::Status(status)) => status.turn_id.into_iter().collect(),
+            _ => unread,
+        };
+        let mut busy = false;
+        for turn_id in turns {
+            busy |= runner.hold_back(&turn_id, session_id);
+        }
+        if busy {
+            return Err("it may be in the middle of a turn that cannot be read".to_owned());
+        }
+    }
     if current {
         pool::put(context, engine);
     } else {

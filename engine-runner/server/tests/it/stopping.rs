@@ -1,5 +1,7 @@
 //! Cancels in every case that is defined, timers, and what is left of a turn afterwards.
 
+use std::time::Duration;
+
 use pretty_assertions::assert_eq;
 use roundhouse_proto::engine::v1::{
     CloseSessionRequest, FailureReason, Outcome, cancel_response::Result as Cancelled, event_body::Kind,
@@ -320,4 +322,66 @@ async fn the_slow_end_of_a_closed_session_keeps_nobody_waiting() {
     let (closed, closed_at) = close.await.unwrap().unwrap();
     assert!(closed.was_open);
     assert!(closed_at < opened_at);
+}
+
+#[tokio::test]
+async fn s46_the_engine_of_a_turn_that_cannot_be_read_is_left_alone_until_it_can() {
+    let mut rig = Rig::start().await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    turn.open(&mut client).await.unwrap();
+    turn.send(&mut client, "[[pause ms=3000]] [[text:done]]").await.unwrap();
+    let mut follower = turn.follow(&mut client, 0, false).await.unwrap();
+    follower.until(|kind| matches!(kind, Kind::Phase(phase) if phase.phase() as i32 == 4)).await.unwrap();
+    rig.service.kill().await.unwrap();
+    let journal = rig.state.join("turns/trn_1/journal");
+    std::fs::rename(&journal, rig.path("aside")).unwrap();
+    std::fs::create_dir(&journal).unwrap();
+    rig.again().await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    assert_eq!(reason(&turn.inspect(&mut client).await.unwrap_err()), "STORAGE");
+    assert_eq!(reason(&turn.cancel(&mut client).await.unwrap_err()), "STORAGE");
+    let other = Turn::new(&rig, "cnv_1", "ses_1", "trn_2", 1);
+    assert_eq!(
+        reason(&other.open(&mut client).await.unwrap_err()),
+        "STORAGE",
+        "never two turns on one engine"
+    );
+    std::fs::remove_dir(&journal).unwrap();
+    std::fs::rename(rig.path("aside"), &journal).unwrap();
+    let deadline = Instant::now() + BOUND;
+    while turn.inspect(&mut client).await.is_err() {
+        assert!(Instant::now() < deadline, "it is never read");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
+    let ended = terminal(&events).unwrap();
+    assert_eq!(
+        (ended.outcome(), ended.result.as_str()),
+        (Outcome::Completed, "done"),
+        "{:?}",
+        names(&events)
+    );
+    turn.acknowledge(&mut client).await.unwrap();
+    assert_eq!(next_turn(&rig, 2).await, Opened::AlreadyOpen);
+}
+
+#[tokio::test]
+async fn s50_acknowledgements_at_once_are_one() {
+    let rig = Rig::start().await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    for number in 1..4 {
+        let turn = Turn::new(&rig, "cnv_1", "ses_1", &format!("trn_{number}"), number);
+        turn.open(&mut client).await.unwrap();
+        turn.send(&mut client, "[[text:x]]").await.unwrap();
+        turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
+        let mut all = tokio::task::JoinSet::new();
+        for _ in 0..20 {
+            let (turn, mut client) = (turn.clone(), client.clone());
+            all.spawn(async move { turn.acknowledge(&mut client).await });
+        }
+        while let Some(answer) = all.join_next().await {
+            answer.unwrap().unwrap();
+        }
+    }
 }
