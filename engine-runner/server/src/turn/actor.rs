@@ -178,6 +178,8 @@ pub(super) struct Turn {
     pub(super) workspace: Workspace,
     pub(super) journal: Journal,
     pub(super) hub: Arc<Hub>,
+    /// Numbered events that no follower has seen: the disk refused to keep the first of them.
+    unpublished: Vec<NumberedEvent>,
     facts: Arc<Mutex<Facts>>,
     pub(super) state: State,
     pub(super) stage: Stage,
@@ -262,6 +264,7 @@ pub(super) fn build(context: &Arc<Context>, start: Start) -> Option<(Turn, Handl
         workspace: start.workspace,
         journal: start.journal,
         hub,
+        unpublished: Vec::new(),
         facts,
         looked: start.state.worktree.is_some(),
         before,
@@ -402,8 +405,15 @@ impl Turn {
             }
             Command::Answer(request, answer) => {
                 let result = self.on_answer(&request).await;
+                let storage = match &result {
+                    Ok(_) | Err(Error::PermissionNotFound(_)) => Ok(()),
+                    // Half of the decision may be durable: nobody can answer again, so the turn must not wait on.
+                    Err(error) => {
+                        Err(Error::Internal(format!("a permission answer was not kept: {}", chain(error))))
+                    }
+                };
                 let _ = answer.send(result);
-                Ok(())
+                storage
             }
             Command::Skip(to, answer) => {
                 if to > self.state.last {
@@ -506,9 +516,19 @@ impl Turn {
     /// Numbers, journals and publishes an event, unless the journal has it.
     pub(super) fn emit(&mut self, source: Source, body: EventBody) -> Result<(), Error> {
         if let Some(event) = self.number(source, body)? {
-            self.hub.event(&event);
+            self.unpublished.push(event);
+            // Behind one that waits for the disk all wait, or followers would see a gap.
+            if self.unpublished.len() == 1 {
+                self.publish();
+            }
         }
         Ok(())
+    }
+
+    fn publish(&mut self) {
+        for event in self.unpublished.drain(..) {
+            self.hub.event(&event);
+        }
     }
 
     /// As [`Turn::emit`], with everything on disk before it is published.
@@ -516,22 +536,26 @@ impl Turn {
         if matches!(body.kind, Some(Kind::Terminal(_))) {
             crate::kill_point!("runner::before_terminal");
         }
+        let fault = matches!(body.kind, Some(Kind::PermissionAnswer(_)))
+            && crate::fault_point!("runner::answer_sync");
         if let Some(event) = self.number(source, body)? {
-            self.journal.sync().await?;
-            crate::kill_point!("runner::synced");
-            // Who sees the event finds the facts in step with it.
-            self.update_facts();
-            self.hub.event(&event);
+            self.unpublished.push(event);
+            if fault {
+                return Err(Error::Internal("as a test wants it".to_owned()));
+            }
+            self.publish_synced().await?;
         }
         Ok(())
     }
 
-    /// Publishes the terminal event that is in the journal already.
-    pub(super) fn publish_terminal(&mut self) {
+    /// Publishes all that is numbered, once it is on disk.
+    pub(super) async fn publish_synced(&mut self) -> Result<(), Error> {
+        self.journal.sync().await?;
+        crate::kill_point!("runner::synced");
+        // Who sees the event finds the facts in step with it.
         self.update_facts();
-        let body = self.state.terminal.clone().map(|terminal| to_proto::body(Kind::Terminal(terminal)));
-        let at = Some(to_proto::timestamp(Timestamp::now().as_millisecond()));
-        self.hub.event(&NumberedEvent { number: self.state.last, at, body });
+        self.publish();
+        Ok(())
     }
 
     /// A warning for whoever follows the turn.

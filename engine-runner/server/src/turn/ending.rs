@@ -282,8 +282,7 @@ impl Turn {
             self.emit_synced(Source::Synthetic, to_proto::body(Kind::Terminal(terminal))).await?;
         } else {
             // It was journalled, and could not be put on disk at once.
-            self.journal.sync().await?;
-            self.publish_terminal();
+            self.publish_synced().await?;
         }
         Ok(())
     }

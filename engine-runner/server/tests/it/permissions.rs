@@ -168,4 +168,19 @@ mod points {
             assert_eq!(std::fs::read_to_string(rig.work.join("ran.txt")).unwrap(), "ran\n", "{point}");
         }
     }
+
+    #[tokio::test]
+    async fn an_answer_that_the_disk_refuses_ends_the_turn_and_leaves_no_gap() {
+        let rig = Rig::with(With::failpoint("runner::answer_sync=fail")).await.unwrap();
+        let mut client = rig.client().await.unwrap();
+        let (turn, id) = asked(&rig, &mut client, 1).await;
+        // A follower from before the fault, which sees the numbers live.
+        let follower = turn.follow(&mut client, 0, false).await.unwrap();
+        client.answer_permission(answer(&turn, &id, PermissionDecision::Allow)).await.unwrap_err();
+        let events = follower.all().await.unwrap();
+        let ended = terminal(&events).unwrap();
+        assert_eq!(ended.outcome(), Outcome::Failed);
+        assert_eq!(ended.failure.unwrap().reason(), FailureReason::Storage, "{:?}", names(&events));
+        assert!(!rig.work.join("ran.txt").exists());
+    }
 }
