@@ -327,14 +327,19 @@ impl Turn {
             }
             self.update_facts();
         }
+        if self.discarded {
+            crate::kill_point!("runner::discard");
+            // Before anybody finds the turn gone: the next of this name, or the tombstone of its cancel, has the same
+            // directory.
+            let directory = self.context.state.turn(&self.id);
+            if let Err(error) = tokio::fs::remove_dir_all(directory).await {
+                tracing::warn!(turn = self.id, error = chain(&error), "a refused turn's directory stays");
+            }
+        }
         self.context.slots.free(&self.id);
         self.commands.close();
         while let Ok(command) = self.commands.try_recv() {
             self.refuse_late(command);
-        }
-        if self.discarded {
-            let directory = self.context.state.turn(&self.id);
-            let _ = tokio::fs::remove_dir_all(directory).await;
         }
     }
 
@@ -436,6 +441,8 @@ impl Turn {
     fn refuse_late(&self, command: Command) {
         let late = || Error::WrongState(format!("turn {} has ended", self.id));
         match command {
+            // Dropped: the turn is as if it had never been, and the caller may open it.
+            Command::Open(..) if self.discarded => {}
             Command::Open(_, answer) => {
                 let _ = answer.send(Err(Arc::new(late())));
             }

@@ -406,4 +406,25 @@ mod points {
         turn.acknowledge(&mut client).await.unwrap();
         assert!(turn.inspect(&mut client).await.unwrap().acknowledged);
     }
+
+    #[tokio::test]
+    async fn s44_a_cancel_beside_a_refused_opening_is_remembered() {
+        let with = With {
+            script: Some("@start\n[[exit code=3]]\n"),
+            failpoints: Some("runner::discard=1000*pause"),
+            ..With::default()
+        };
+        let rig = Rig::with(with).await.unwrap();
+        let mut client = rig.client().await.unwrap();
+        let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+        turn.open(&mut client).await.unwrap_err();
+        let starts = rig.engine_log("\"start\"").len();
+        turn.cancel(&mut client).await.unwrap();
+        let directory = rig.state.join("turns/trn_1");
+        // Nothing of the refused turn is left that could still be removed with what came after it.
+        assert!(!directory.join("journal").exists());
+        assert!(directory.join("tombstone.json").exists());
+        turn.open(&mut client).await.unwrap_err();
+        assert_eq!(rig.engine_log("\"start\"").len(), starts);
+    }
 }
