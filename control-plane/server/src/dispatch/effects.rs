@@ -118,17 +118,46 @@ fn complete(mut session: engine::SessionEvent, opened: &Opened) -> engine::Sessi
 /// An event to be stored, with its effect. One that is larger than an event may be is replaced by a warning: its
 /// number must not be missing.
 pub(crate) fn stored(source: EventSource, time: Timestamp, kind: Kind) -> NewEvent {
+    let kind = fitted(kind);
     let effect = effect(&kind);
     let event_kind = kind_of(&kind);
     let payload = engine::EventBody { kind: Some(kind) }.encode_to_vec();
     if payload.len() <= MAX_EVENT {
         return NewEvent { source, kind: event_kind, payload, time, effect };
     }
+    let effect = bounded(effect);
     let text = format!(
         "an event ({event_kind}) of {} bytes is larger than events may be; the spool has it",
         payload.len()
     );
     NewEvent { effect, ..warning(source, time, text) }
+}
+
+/// A permission request whose input is cut, if need be, so that it can be stored: it has to be answered.
+fn fitted(kind: Kind) -> Kind {
+    let Kind::PermissionRequest(mut request) = kind else { return kind };
+    let excess = (request.encoded_len() + ROOM).saturating_sub(MAX_EVENT);
+    if excess > 0 {
+        let room = request.input_json.len().saturating_sub(excess);
+        request.input_json = cut(&request.input_json, room).0.to_owned();
+        request.truncated = true;
+    }
+    Kind::PermissionRequest(request)
+}
+
+/// An effect that can be stored although its event cannot.
+fn bounded(effect: Effect) -> Effect {
+    match effect {
+        Effect::PermissionRequested(request) => {
+            Effect::PermissionRequested(PermissionRequest { body: Vec::new(), ..request })
+        }
+        effect @ (Effect::None
+        | Effect::NativeRef { .. }
+        | Effect::Accepted { .. }
+        | Effect::PermissionSettled { .. }
+        | Effect::Usage(_)
+        | Effect::SessionUnusable { .. }) => effect,
+    }
 }
 
 fn unknown(source: EventSource, time: Timestamp) -> NewEvent {

@@ -124,3 +124,27 @@ fn s7_an_engine_that_finished_during_a_cancel_keeps_its_text() {
     assert_eq!(shown.outcome(), engine::Outcome::Cancelled);
     assert!(cancel_ending(&mut ending).is_none());
 }
+
+#[test]
+fn s32_a_permission_request_of_any_size_can_be_stored_and_answered() {
+    let request = |input: usize, title: usize| engine::PermissionRequestEvent {
+        request_id: "spl_1.7".into(),
+        tool: "T".repeat(4_096),
+        input_json: "\u{e4}".repeat(input / 2),
+        title: "t".repeat(title),
+        call_id: "c".repeat(4_096),
+        ..engine::PermissionRequestEvent::default()
+    };
+    for (input, title) in [(64_000, 4_096), (60_000, 4_096), (200_000, 1), (10, MAX_EVENT)] {
+        let event = plain(sorted(Kind::PermissionRequest(request(input, title))));
+        assert!(event.payload.len() <= MAX_EVENT);
+        let Effect::PermissionRequested(stored) = event.effect else { panic!("it has to be answered") };
+        assert!(stored.body.len() <= MAX_EVENT, "{input} {title}");
+        assert_eq!(stored.request_id, "spl_1.7");
+        if title < MAX_EVENT {
+            assert_eq!(event.kind, EventKind::PermissionRequest);
+            let shown = engine::PermissionRequestEvent::decode(stored.body.as_slice()).unwrap();
+            assert_eq!(shown.truncated, shown.input_json.len() < input, "{input} {title}");
+        }
+    }
+}
