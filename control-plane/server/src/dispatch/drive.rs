@@ -187,7 +187,10 @@ impl Drive {
         if !matches!(self.facts().await, Ok(Some(_))) {
             return false;
         }
-        self.close_own(Outcome::Failed(failure), false).await.is_ok()
+        let Ok(stored) = self.stored() else { return false };
+        // Without a session no runner was told of it, and nobody would be asked whether the slot is free.
+        let never_told = stored.turn.session_id.is_none();
+        self.close_own(Outcome::Failed(failure), never_told).await.is_ok()
     }
 
     async fn step(&mut self) -> StepResult {
