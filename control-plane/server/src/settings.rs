@@ -30,8 +30,10 @@ pub struct Settings {
     pub shutdown_timeout: Duration,
     /// Longest time for a call to a runner, but for the opening of a session.
     pub call_timeout: Duration,
-    /// Longest time for the opening of a session: an engine's own 60 s and some more.
-    pub open_timeout: Duration,
+    /// Time that an engine may take to start on a runner that has not said its own limit.
+    pub engine_start_timeout: Duration,
+    /// Time that the opening of a session may take beyond the starts of engines: older ones are ended before it.
+    pub open_room: Duration,
     /// First and longest pause between two tries of a call to a runner.
     pub backoff: (Duration, Duration),
     /// How often what was not heard of is asked for again although no hint came.
@@ -57,7 +59,8 @@ impl Settings {
             retention_every: Duration::from_secs(3_600),
             shutdown_timeout: config.shutdown_timeout,
             call_timeout: Duration::from_secs(10),
-            open_timeout: Duration::from_secs(75),
+            engine_start_timeout: Duration::from_secs(60),
+            open_room: Duration::from_secs(30),
             backoff: (Duration::from_millis(50), Duration::from_secs(2)),
             poll: Duration::from_secs(5),
             slow_reader_timeout: Duration::from_secs(30),

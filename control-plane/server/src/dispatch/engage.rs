@@ -12,6 +12,7 @@ use roundhouse_proto::engine::v1::ErrorReason;
 use roundhouse_proto::engine::v1::event_body::Kind;
 use roundhouse_store::{RecordOpening, ReplaceSession};
 use sha2::{Digest as _, Sha256};
+use tokio::time::Instant;
 
 use super::context::{self, Failure};
 use super::drive::{Drive, Flow, Interrupt, Pauses, Reached, StepResult, Until};
@@ -21,7 +22,10 @@ use super::reasons;
 use crate::clock;
 use crate::failpoint::kill_point;
 use crate::grpc::to_proto;
-use crate::runners::CallError;
+use crate::runners::{CallError, FOUND_DEAD};
+
+/// Openings without an answer from a runner that lives, after which it counts as one that cannot be reached.
+const MAX_SLOW_OPENINGS: u32 = 10;
 
 /// What was composed for an opening, in figures.
 #[derive(Clone, Copy, Debug, Default)]
@@ -184,10 +188,17 @@ impl Drive {
     ) -> StepResult<Reached<engine::StartOrResumeResponse>> {
         let runner = self.runner()?;
         let mut pauses = Pauses::new(self.app.settings.backoff);
+        let mut slow = 0;
         loop {
+            if !runner.is_open() {
+                // It has come back meanwhile, and what it held then is settled first.
+                return Ok(Reached::Changed);
+            }
+            let limit = runner.open_limit();
+            let begun = Instant::now();
             let outcome = match runner.link() {
                 Ok(link) => {
-                    let call = link.start_or_resume(request.clone());
+                    let call = link.start_or_resume(request.clone(), limit);
                     let mut call = std::pin::pin!(call);
                     let mut told = false;
                     loop {
@@ -227,7 +238,13 @@ impl Drive {
                     if cancelled {
                         return Ok(Reached::Changed);
                     }
-                    if self.gone(&runner, Until::AwayTimeout) {
+                    // A runner that lives and works on the opening is not away; the repeat attaches to it.
+                    let at_work = begun.elapsed() >= limit.min(FOUND_DEAD) && runner.is_alive();
+                    if at_work && slow < MAX_SLOW_OPENINGS {
+                        slow += 1;
+                        self.waiting_since = None;
+                        tracing::warn!(detail, slow, "the opening takes long; it is asked for again");
+                    } else if self.gone(&runner, Until::AwayTimeout) {
                         return Ok(Reached::Away(detail));
                     }
                     tracing::debug!(detail, "no answer to the opening");

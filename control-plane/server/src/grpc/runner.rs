@@ -145,7 +145,8 @@ impl Api {
             warm_engines: request.warm_engines,
             draining: request.draining,
         };
-        if !self.app.runners.get(&id).beat(beat) {
+        // Anybody may send any id: only a registration makes one known.
+        if !self.app.runners.find(&id).is_some_and(|runner| runner.beat(beat)) {
             // What it holds is not known to this process.
             return Err(Error::missing(Missing::Runner, id.as_str()));
         }

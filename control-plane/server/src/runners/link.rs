@@ -23,6 +23,9 @@ pub(crate) const STREAM_WINDOW: u32 = 1024 * 1024;
 pub(crate) const CONNECTION_WINDOW: u32 = 16 * 1024 * 1024;
 /// Longest time for a TCP connection to come up.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// A call that was open for longer than this had a runner at its other end: the connection to one that is gone is found
+/// dead before.
+pub(crate) const FOUND_DEAD: Duration = Duration::from_secs(25);
 
 /// Why a call to a runner gave no answer that counts.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -52,7 +55,6 @@ pub(crate) struct Link {
     calls: EngineRunnerServiceClient<Channel>,
     streams: EngineRunnerServiceClient<Channel>,
     call_timeout: Duration,
-    open_timeout: Duration,
 }
 
 macro_rules! unary {
@@ -67,14 +69,14 @@ macro_rules! unary {
 
 impl Link {
     /// A link to `address`, a host and port or a URI. Nothing is connected yet. `call_timeout` bounds each call but
-    /// the opening of a session, which may take as long as an engine takes to start: `open_timeout`.
+    /// the opening of a session.
     ///
     /// # Errors
     /// When the address is none.
-    pub(crate) fn new(address: &str, call_timeout: Duration, open_timeout: Duration) -> Result<Self, String> {
+    pub(crate) fn new(address: &str, call_timeout: Duration) -> Result<Self, String> {
         let calls = client(address)?;
         let streams = client(address)?;
-        Ok(Self { address: address.to_owned(), calls, streams, call_timeout, open_timeout })
+        Ok(Self { address: address.to_owned(), calls, streams, call_timeout })
     }
 
     /// Where it leads.
@@ -115,13 +117,14 @@ impl Link {
         acknowledge, AcknowledgeRequest, AcknowledgeResponse
     );
 
-    /// Opens a session for a turn.
+    /// Opens a session for a turn, which may take as long as engines take to start: `limit`.
     pub(crate) async fn start_or_resume(
         &self,
         request: engine::StartOrResumeRequest,
+        limit: Duration,
     ) -> CallResult<engine::StartOrResumeResponse> {
         let mut client = self.calls.clone();
-        bounded(self.open_timeout, client.start_or_resume(Request::new(request))).await
+        bounded(limit, client.start_or_resume(Request::new(request))).await
     }
 
     /// The stream of a turn's events.

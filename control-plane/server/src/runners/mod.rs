@@ -13,7 +13,7 @@ use roundhouse_proto::engine::v1::{DescribeRunnerRequest, DescribeRunnerResponse
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-pub(crate) use link::{CallError, Link};
+pub(crate) use link::{CallError, FOUND_DEAD, Link};
 pub(crate) use reconcile::{Claim, reconcile};
 
 use crate::settings::Settings;
@@ -98,6 +98,11 @@ impl Runners {
         Arc::clone(handle)
     }
 
+    /// The handle of a runner that is known.
+    pub(crate) fn find(&self, id: &RunnerId) -> Option<Arc<RunnerHandle>> {
+        self.known().get(id).map(Arc::clone)
+    }
+
     /// Takes over what the store knows of a runner from before this process began. It may be given turns: all that
     /// it held then is in the store.
     pub(crate) fn restore(&self, runner: &Runner) {
@@ -156,7 +161,7 @@ impl RunnerHandle {
     }
 
     fn make_link(&self, address: &str) -> Option<Arc<Link>> {
-        match Link::new(address, self.settings.call_timeout, self.settings.open_timeout) {
+        match Link::new(address, self.settings.call_timeout) {
             Ok(link) => Some(Arc::new(link)),
             Err(error) => {
                 tracing::warn!(runner_id = %self.id, address, %error, "the runner's address cannot be used");
@@ -249,6 +254,11 @@ impl RunnerHandle {
         }
     }
 
+    /// Whether it was heard of lately.
+    pub(crate) fn is_alive(&self) -> bool {
+        matches!(self.standing(), Standing::Online | Standing::Draining)
+    }
+
     /// Turns that run and warm engines, as last told.
     pub(crate) fn load(&self) -> (u32, u32) {
         let inner = self.inner();
@@ -258,6 +268,15 @@ impl RunnerHandle {
     /// What it said of itself last, if it did.
     pub(crate) fn described(&self) -> Option<Arc<DescribeRunnerResponse>> {
         self.inner().facts.as_ref().map(|(_, facts)| Arc::clone(facts))
+    }
+
+    /// How long it may take to open a session: it may first wait for another engine's start in the same home, and end
+    /// older engines to make room.
+    pub(crate) fn open_limit(&self) -> Duration {
+        let told = self.described().and_then(|facts| facts.limits.clone()?.engine_start_timeout);
+        let start = told.and_then(|told| Duration::try_from(told).ok()).filter(|told| !told.is_zero());
+        let start = start.unwrap_or(self.settings.engine_start_timeout);
+        start.saturating_mul(2).saturating_add(self.settings.open_room)
     }
 
     /// What it is and can do, asked again after a while.
@@ -272,5 +291,37 @@ impl RunnerHandle {
         inner.heard = Some(Instant::now());
         inner.facts = Some((Instant::now(), Arc::clone(&facts)));
         Ok(facts)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn only_a_registration_makes_a_runner_known() {
+        let settings = Settings::new(&roundhouse_config::ControlPlane::default());
+        let runners = Runners::new(Arc::new(settings));
+        let id = RunnerId::parse("run_1").unwrap();
+        assert!(runners.find(&id).is_none());
+        assert!(runners.known().is_empty());
+        let (handle, _) = runners.register(&id, "127.0.0.1:1");
+        assert!(Arc::ptr_eq(&runners.find(&id).unwrap(), &handle));
+    }
+
+    #[test]
+    fn an_opening_may_take_two_starts_and_some_more() {
+        let settings = Settings::new(&roundhouse_config::ControlPlane::default());
+        let runners = Runners::new(Arc::new(settings));
+        let id = RunnerId::parse("run_1").unwrap();
+        let handle = runners.get(&id);
+        assert_eq!(handle.open_limit(), Duration::from_secs(150));
+        let limits = roundhouse_proto::engine::v1::RunnerLimits {
+            engine_start_timeout: Duration::from_secs(180).try_into().ok(),
+            ..Default::default()
+        };
+        let facts = DescribeRunnerResponse { limits: Some(limits), ..Default::default() };
+        handle.inner().facts = Some((Instant::now(), Arc::new(facts)));
+        assert_eq!(handle.open_limit(), Duration::from_secs(390));
     }
 }

@@ -345,3 +345,96 @@ async fn s48_epochs_are_raised_above_what_a_runner_has_seen() {
     assert_eq!(second.status(), TurnStatus::Completed);
     assert!(world.runner.opens()[1].epoch > 50);
 }
+
+#[tokio::test]
+async fn a_slow_opening_on_a_runner_that_lives_is_asked_for_again_and_is_no_loss() {
+    let mut world = World::without_runner(|settings| {
+        settings.runner_away_timeout = Duration::from_millis(1);
+        settings.open_room = Duration::from_millis(1);
+    })
+    .await;
+    {
+        let mut state = world.runner.state();
+        state.start_timeout = Some(Duration::from_millis(200));
+        state.openings.extend([Opening::Forgotten, Opening::Forgotten]);
+    }
+    world.runner.register(world.address()).await.unwrap();
+    let conversation = world.conversation().await;
+    let turn = world.send(&conversation, "hello").await;
+    let (turn, events) = world.finish(&turn).await;
+    assert_eq!(turn.status(), TurnStatus::Completed, "{turn:#?}");
+    assert_whole(&events);
+    assert_eq!(world.runner.opens().len(), 3);
+}
+
+#[tokio::test]
+async fn a_runner_whose_openings_never_come_to_an_end_is_given_up() {
+    let mut world = World::without_runner(|settings| {
+        settings.runner_away_timeout = Duration::from_millis(1);
+        settings.open_room = Duration::from_millis(1);
+    })
+    .await;
+    {
+        let mut state = world.runner.state();
+        state.start_timeout = Some(Duration::from_millis(5));
+        state.openings.extend(std::iter::repeat_n(Opening::Forgotten, 1_000));
+    }
+    world.runner.register(world.address()).await.unwrap();
+    let conversation = world.conversation().await;
+    let turn = world.send(&conversation, "hello").await;
+    let (turn, _) = world.finish(&turn).await;
+    assert_eq!(failure(&turn), (FailureReason::RunnerLost, true));
+}
+
+#[tokio::test]
+async fn an_opening_is_not_repeated_on_a_runner_that_came_back_until_what_it_holds_is_settled() {
+    let mut world = World::new().await;
+    world.runner.state().openings.extend(std::iter::repeat_n(Opening::Broken, 100_000));
+    let conversation = world.conversation().await;
+    let turn = world.send(&conversation, "hello").await;
+    world.runner.wait("repeats", |s| (s.calls.iter().filter(is_open).count() > 2).then_some(())).await;
+    {
+        let mut state = world.runner.state();
+        state.stubborn = true;
+        let old = crate::support::runner::Turn {
+            session: "ses_old".into(),
+            epoch: 41,
+            sent: true,
+            accepted: true,
+            conversation: "cnv_old".into(),
+            ..Default::default()
+        };
+        state.turns.insert("trn_old".into(), old);
+    }
+    let claim = control::UnacknowledgedTurn {
+        turn_id: "trn_old".into(),
+        conversation_id: "cnv_old".into(),
+        epoch: 41,
+        ended: false,
+    };
+    let request = control::RegisterRunnerRequest { turns: vec![claim], ..registration(&world) };
+    world.runner.register_as(world.address(), request).await.unwrap();
+    // What was under way when it came back is over after the first of these rounds.
+    let mut opens = Vec::new();
+    for cancels in [3, 6, 12] {
+        let told = |call: &&Call| matches!(call, Call::Cancel(c) if c.turn_id == "trn_old");
+        world
+            .runner
+            .wait("cancels", |s| (s.calls.iter().filter(told).count() >= cancels).then_some(()))
+            .await;
+        opens.push(world.runner.opens().len());
+    }
+    assert_eq!(opens[1..], [opens[0], opens[0]]);
+    {
+        let mut state = world.runner.state();
+        state.stubborn = false;
+        state.openings.clear();
+    }
+    let (turn, _) = world.finish(&turn).await;
+    assert_eq!(turn.status(), TurnStatus::Completed);
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the shape that a filter asks for")]
+fn is_open(call: &&Call) -> bool {
+    matches!(call, Call::Open(_))
+}

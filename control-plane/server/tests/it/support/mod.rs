@@ -38,7 +38,7 @@ pub fn settings(state_dir: PathBuf, tune: fn(&mut Settings)) -> Settings {
     settings.runner_lost_after = Duration::from_secs(60);
     settings.runner_away_timeout = Duration::from_secs(60);
     settings.call_timeout = Duration::from_secs(5);
-    settings.open_timeout = Duration::from_secs(10);
+    settings.open_room = Duration::from_secs(10);
     settings.backoff = (Duration::from_millis(5), Duration::from_millis(50));
     settings.poll = Duration::from_millis(200);
     settings.shutdown_timeout = Duration::from_secs(2);

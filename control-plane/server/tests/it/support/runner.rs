@@ -48,6 +48,10 @@ pub enum Opening {
     Refuse(&'static str),
     /// Not until the turn is cancelled; then it is refused.
     Hang,
+    /// Never; the next call for the same turn is answered.
+    Forgotten,
+    /// The connection breaks.
+    Broken,
 }
 
 /// What becomes of a message.
@@ -91,6 +95,8 @@ pub struct State {
     pub agents: HashMap<String, String>,
     /// Agent files that cannot be read, and why.
     pub unreadable: HashMap<String, String>,
+    /// What it says its limit for the start of an engine is.
+    pub start_timeout: Option<Duration>,
     /// No call is answered: as if the network were cut.
     pub deaf: bool,
     /// Cancels are answered but change nothing.
@@ -129,6 +135,7 @@ impl Runner {
                 reply: Reply::Echo,
                 agents,
                 unreadable: HashMap::new(),
+                start_timeout: None,
                 deaf: false,
                 stubborn: false,
                 mute: false,
@@ -377,6 +384,7 @@ impl EngineRunnerService for Runner {
     ) -> Answer<engine::DescribeRunnerResponse> {
         self.heard()?;
         let yes = i32::from(engine::Support::Supported);
+        let start_timeout = self.state().start_timeout;
         Ok(Response::new(engine::DescribeRunnerResponse {
             runner_id: self.id.clone(),
             engines: vec![engine::Engine {
@@ -391,6 +399,10 @@ impl EngineRunnerService for Runner {
                 }),
                 ..Default::default()
             }],
+            limits: Some(engine::RunnerLimits {
+                engine_start_timeout: start_timeout.and_then(|time| time.try_into().ok()),
+                ..Default::default()
+            }),
             ..Default::default()
         }))
     }
@@ -461,6 +473,8 @@ impl EngineRunnerService for Runner {
                 }));
             }
             Opening::Refuse(reason) => return Err(refusal(Code::FailedPrecondition, reason)),
+            Opening::Forgotten => std::future::pending::<()>().await,
+            Opening::Broken => return Err(Status::unavailable("broken on purpose")),
             Opening::Hang => {
                 self.wait("a cancel", |s| s.cancelled.contains(&turn).then_some(())).await;
                 return Err(refusal(Code::FailedPrecondition, "ENGINE_START_FAILED"));
