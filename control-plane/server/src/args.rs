@@ -1,7 +1,7 @@
 //! The command line of the program, its log, and its end.
 
 use std::ffi::OsString;
-use std::io::Write as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -43,7 +43,7 @@ struct Args {
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     log_format: LogFormat,
     /// What is logged, such as info or roundhouse_control_plane=debug.
-    #[arg(long, value_name = "FILTER", default_value = "info")]
+    #[arg(long, value_name = "FILTER", env = "ROUNDHOUSE_LOG", default_value = "info")]
     log: String,
 }
 
@@ -112,7 +112,11 @@ fn settings(args: &Args) -> Result<Settings, roundhouse_config::Problems> {
 
 fn init_log(args: &Args) -> Result<(), String> {
     let filter = tracing_subscriber::EnvFilter::try_new(&args.log).map_err(|error| error.to_string())?;
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // Colours are for people: a file or a pipe gets plain text.
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr);
     // A second subscriber in one process (tests) is not an error worth stopping for.
     let _ = match args.log_format {
         LogFormat::Text => builder.try_init(),
@@ -174,4 +178,17 @@ fn chain(error: &dyn std::error::Error) -> String {
 fn complain(message: &str) {
     // Nobody can be told if this fails.
     let _ = writeln!(std::io::stderr(), "control-plane: {message}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_log_filter_can_be_set_in_the_environment() {
+        use clap::CommandFactory as _;
+        let command = Args::command();
+        let log = command.get_arguments().find(|arg| arg.get_id() == "log").unwrap();
+        assert_eq!(log.get_env(), Some("ROUNDHOUSE_LOG".as_ref()));
+    }
 }

@@ -46,7 +46,7 @@ pub struct Args {
     #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
     /// What is logged, such as info or roundhouse_engine_runner=debug.
-    #[arg(long, global = true, value_name = "FILTER", default_value = "info")]
+    #[arg(long, global = true, value_name = "FILTER", env = "ROUNDHOUSE_LOG", default_value = "info")]
     pub log: String,
     /// What to do instead of running.
     #[command(subcommand)]
@@ -98,5 +98,18 @@ impl Args {
         runner.insecure_listen |= self.insecure_listen;
         runner.stop_turns |= self.stop_turns;
         Ok(config)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_log_filter_can_be_set_in_the_environment() {
+        use clap::CommandFactory as _;
+        let command = Args::command();
+        let log = command.get_arguments().find(|arg| arg.get_id() == "log").unwrap();
+        assert_eq!(log.get_env(), Some("ROUNDHOUSE_LOG".as_ref()));
     }
 }

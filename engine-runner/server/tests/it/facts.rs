@@ -196,3 +196,14 @@ async fn only_a_trusted_root_lets_its_workspaces_set_variables() {
         assert_eq!(events.contains("MINE=yes"), trust, "{events}");
     }
 }
+
+#[tokio::test]
+async fn a_log_in_a_file_has_no_colours() {
+    let rig = Rig::start().await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    turn.run(&mut client, "[[text:x]]").await.unwrap();
+    let log = std::fs::read_to_string(rig.path("runner.log")).unwrap();
+    assert!(log.contains("turn opened"));
+    assert!(!log.contains('\u{1b}'), "{log}");
+}
