@@ -29,8 +29,9 @@ pub(crate) const RUNNER: &str = "__runner";
 
 /// How long a service may take until it is ready.
 const READY_LIMIT: Duration = Duration::from_secs(30);
-/// How long a service may take to stop. The runner's own kill ladder ends before that.
-const STOP_LIMIT: Duration = Duration::from_secs(40);
+/// How long a service may take to stop: the runner's own bound and some more. Killed before that, it would leave
+/// keepers behind.
+const STOP_LIMIT: Duration = roundhouse_engine_runner::STOP_LIMIT.saturating_add(Duration::from_secs(10));
 
 /// Runs a service if that is what this process was started for.
 pub(crate) fn run_service() -> Option<ExitCode> {
@@ -229,4 +230,14 @@ fn did_not_start(spec: &Spec, status: ExitStatus) -> Failure {
     };
     Failure::new(exit, format!("{} did not start ({status}); {told}", spec.name))
         .next("is another one running? --listen 127.0.0.1:0 and --runner-listen 127.0.0.1:0 take free ports")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_runner_that_stops_in_good_order_is_never_killed_for_it() {
+        assert!(STOP_LIMIT > roundhouse_engine_runner::STOP_LIMIT);
+    }
 }

@@ -42,4 +42,4 @@ pub use args::Args;
 pub use error::Error;
 pub use install::{InstallError, find as find_engine, install_engine, installed_path, pinned_version};
 pub use roundhouse_process::reexec;
-pub use server::{Prepared, RunError, main, prepare, reset};
+pub use server::{Prepared, RunError, STOP_LIMIT, main, prepare, reset};

@@ -59,6 +59,10 @@ const CANCEL_LIMIT: Duration = Duration::from_secs(40);
 /// Time that open calls have at the end.
 const SERVER_LIMIT: Duration = Duration::from_secs(2);
 
+/// Time in which a runner that is no container's main process has stopped, whatever its engines do.
+pub const STOP_LIMIT: Duration =
+    CANCEL_LIMIT.saturating_add(CLOSE_LIMIT).saturating_add(SERVER_LIMIT).saturating_add(RUNTIME_LIMIT);
+
 /// Pause between two rounds of reaping.
 const REAP: Duration = Duration::from_secs(5);
 
