@@ -34,7 +34,8 @@ pub use translate::{
 };
 
 /// Every engine this build knows.
-pub const ADAPTERS: &[&dyn Adapter] = &[&claude_code::ClaudeCode, &codex::Codex];
+/// [`codex::Codex`] stands beside them until the runner does all that it asks for.
+pub const ADAPTERS: &[&dyn Adapter] = &[&claude_code::ClaudeCode];
 
 /// The engine of this name.
 #[must_use]
