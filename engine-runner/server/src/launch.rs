@@ -518,18 +518,35 @@ pub(crate) async fn start(
     }
 }
 
+/// Why a live keeper is not taken up.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AdoptError {
+    /// This program has no adapter for its engine.
+    #[error("an engine that is not known")]
+    UnknownEngine,
+    /// It cannot be reached.
+    #[error("the keeper is not reached")]
+    Link(#[from] roundhouse_process::LinkError),
+}
+
+impl From<AdoptError> for String {
+    fn from(error: AdoptError) -> Self {
+        chain(&error)
+    }
+}
+
 /// Takes hold of a live keeper of an earlier runner.
 ///
 /// # Errors
-/// The link's words when it cannot be reached.
+/// [`AdoptError`].
 pub(crate) async fn adopt(
     context: &Arc<Context>,
     record: &SessionRecord,
     spool_id: &str,
     open: &roundhouse_engines::TranslatorOpen,
     after: Option<u64>,
-) -> Result<(Box<Engine>, u64), String> {
-    let adapter = roundhouse_engines::adapter(&record.engine).ok_or("an engine that is not known")?;
+) -> Result<(Box<Engine>, u64), AdoptError> {
+    let adapter = roundhouse_engines::adapter(&record.engine).ok_or(AdoptError::UnknownEngine)?;
     let dir = context.state.spool(&record.session_id, spool_id);
     let (keeper, frames, status) = attach(Attach {
         dir: dir.clone(),
@@ -538,8 +555,7 @@ pub(crate) async fn adopt(
         timeout: context.settings.keeper_timeout,
         handle: None,
     })
-    .await
-    .map_err(|error| chain(&error))?;
+    .await?;
     let mut engine = Box::new(Engine {
         session_id: record.session_id.clone(),
         spool_id: spool_id.to_owned(),

@@ -3,7 +3,7 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use roundhouse_engines::{Failure, Reason};
-use roundhouse_process::{KeeperState, close_dead, state_of};
+use roundhouse_process::{KeeperHandle, KeeperState, LinkError, close_dead, state_of};
 use roundhouse_proto::engine::v1::notice_event;
 use tokio::time::Instant;
 
@@ -20,7 +20,8 @@ use crate::{
     grpc::to_proto,
     ids,
     journal::{Journal, ProcessOpen, Source},
-    keeper, launch,
+    keeper,
+    launch::{self, AdoptError},
     session_record::SessionRecord,
     workspace::Workspace,
 };
@@ -170,6 +171,18 @@ pub(crate) async fn recover(context: &Arc<Context>, turn_id: &str) -> Result<Opt
     Ok(Some(handle))
 }
 
+/// What taking hold of a live keeper came to.
+enum Adopted {
+    /// It is held; its frames up to this one are the past.
+    Engine(Box<Engine>, u64),
+    /// It died meanwhile.
+    Dead,
+    /// It does not answer in time: it is stopped.
+    Stuck,
+    /// It lives, and this runner cannot work with it.
+    Failed(String),
+}
+
 async fn discard(context: &Context, turn_id: &str) {
     let _ = tokio::fs::remove_dir_all(context.state.turn(turn_id)).await;
 }
@@ -194,13 +207,17 @@ impl Turn {
         }
         match (plan, process) {
             (Plan::Attach, Some(process)) => match self.adopt(&process).await {
-                Ok((engine, until)) => self.replay(engine, until),
-                Err(error) => {
-                    tracing::error!(turn = self.id, error, "a live keeper cannot be taken up");
-                    // It does not answer: it is ended, and the turn is closed from its spool.
-                    self.close_stuck(&process).await;
-                    self.replay_dead(&process).await;
+                Adopted::Engine(engine, until) => self.replay(engine, until),
+                Adopted::Dead => self.replay_dead(&process).await,
+                Adopted::Stuck => {
+                    tracing::error!(turn = self.id, "a live keeper does not answer; it is ended");
+                    if self.close_stuck(&process).await {
+                        self.replay_dead(&process).await;
+                    } else {
+                        self.left_alone("it does not answer and could not be ended");
+                    }
                 }
+                Adopted::Failed(why) => self.left_alone(&why),
             },
             (Plan::Replay, Some(process)) => self.replay_dead(&process).await,
             (Plan::Reopen, _) => self.prepare(None),
@@ -239,30 +256,74 @@ impl Turn {
         Stopping { step: Step::Begin, grace: self.context.settings.cancel_interrupt_grace }
     }
 
-    async fn adopt(&mut self, process: &ProcessOpen) -> Result<(Box<Engine>, u64), String> {
-        let record = SessionRecord::load(&self.context.state, &process.session_id)
-            .map_err(|error| chain(&error))?
-            .ok_or("its session has no record")?;
-        launch::adopt(&self.context, &record, &process.spool_id, &process.translator, Some(process.after))
-            .await
+    /// The keeper lives and this runner cannot work with it: that is no reason to end it.
+    fn left_alone(&mut self, why: &str) {
+        tracing::error!(turn = self.id, why, "a live keeper is left alone");
+        if self.state.has_messages() {
+            self.end_in_doubt(why);
+            return;
+        }
+        self.must_stop = Some(Failure {
+            retryable: true,
+            ..Failure::new(Reason::RunnerLost, format!("the engine cannot be taken up again: {why}"))
+        });
+        self.end_without_engine();
     }
 
-    async fn close_stuck(&mut self, process: &ProcessOpen) {
+    async fn adopt(&mut self, process: &ProcessOpen) -> Adopted {
+        let directory = self.spool_dir(&process.session_id, &process.spool_id);
+        let mut pause = LOOK_PAUSE;
+        let mut why = String::new();
+        for _ in 0..LOOKS {
+            let record = SessionRecord::load(&self.context.state, &process.session_id);
+            why = match record {
+                Ok(Some(record)) => {
+                    let (spool, open) = (&process.spool_id, &process.translator);
+                    match launch::adopt(&self.context, &record, spool, open, Some(process.after)).await {
+                        Ok((engine, until)) => return Adopted::Engine(engine, until),
+                        // Only silence proves that it is stopped.
+                        Err(AdoptError::Link(LinkError::Timeout(_))) => return Adopted::Stuck,
+                        Err(error) => chain(&error),
+                    }
+                }
+                Ok(None) => "its session has no record".to_owned(),
+                Err(error) => chain(&error),
+            };
+            if see_once(&directory, self.context.state.runner_id()) == Some(Seen::Dead) {
+                return Adopted::Dead;
+            }
+            tokio::time::sleep(pause).await;
+            pause *= 2;
+        }
+        Adopted::Failed(why)
+    }
+
+    /// Kills a keeper that does not answer; false when it may still live.
+    async fn close_stuck(&mut self, process: &ProcessOpen) -> bool {
         let dir = self.spool_dir(&process.session_id, &process.spool_id);
         let owner = self.context.state.runner_id().to_owned();
-        let pid = tokio::task::spawn_blocking(move || {
-            // Only the lock says that it lives; the handle is taken while it does.
-            let meta: serde_json::Value =
-                serde_json::from_slice(&std::fs::read(dir.join("meta.json")).ok()?).ok()?;
-            let pid = i32::try_from(meta.get("keeper_pid")?.as_i64()?).ok()?;
-            let handle = roundhouse_process::KeeperHandle::adopt(&dir, pid).ok()?;
-            handle.kill().ok()?;
-            let _ = handle.wait(Duration::from_secs(5));
-            close_dead(&dir, &owner, Duration::from_secs(5)).ok()
+        let closed = tokio::task::spawn_blocking(move || {
+            // Whose socket it is the system tells; an id that was once written down may be anybody's by now.
+            match KeeperHandle::find(&dir) {
+                Ok(handle) => {
+                    handle.kill()?;
+                    handle.wait(Duration::from_secs(5))?;
+                }
+                Err(error) => tracing::warn!(error = chain(&error), "a stuck keeper is not found"),
+            }
+            close_dead(&dir, &owner, Duration::from_secs(5)).map(|_| ())
         })
         .await;
-        if !matches!(pid, Ok(Some(_))) {
-            tracing::error!(turn = self.id, "a keeper that does not answer could not be ended");
+        match closed {
+            Ok(Ok(())) => true,
+            Ok(Err(error)) => {
+                tracing::error!(turn = self.id, error = chain(&error), "a stuck keeper could not be ended");
+                false
+            }
+            Err(error) => {
+                tracing::error!(turn = self.id, %error, "a stuck keeper could not be ended");
+                false
+            }
         }
     }
 

@@ -183,6 +183,52 @@ async fn s47_a_message_under_a_newer_runners_keeper_is_lost_and_given_to_no_seco
     assert!(alive, "a newer runner's keeper was ended");
 }
 
+/// Opens a turn, stops it in a stall, and kills the runner. Answers what was seen and the keeper with its directory.
+async fn stalled(rig: &mut Rig) -> (Turn, Vec<NumberedEvent>, i32, std::path::PathBuf) {
+    let mut client = rig.client().await.unwrap();
+    let turn = Turn::new(rig, "cnv_1", "ses_1", "trn_1", 1);
+    turn.open(&mut client).await.unwrap();
+    turn.send(&mut client, "[[text:said]] [[stall]]").await.unwrap();
+    let mut follower = turn.follow(&mut client, 0, false).await.unwrap();
+    let seen = follower.until(|kind| matches!(kind, Kind::Text(_))).await.unwrap();
+    let process = turn.inspect(&mut client).await.unwrap().process.unwrap();
+    rig.service.kill().await.unwrap();
+    let directory = rig.state.join("sessions/ses_1/spools").join(&process.spool_id);
+    (turn, seen, process.keeper_pid, directory)
+}
+
+#[tokio::test]
+async fn s46_a_stopped_keeper_is_ended_and_nobody_whose_id_was_written_down() {
+    let mut rig = Rig::with(With::set("keeper_timeout", "500ms")).await.unwrap();
+    let (turn, seen, keeper, directory) = stalled(&mut rig).await;
+    signal(u32::try_from(keeper).unwrap(), "STOP").unwrap();
+    let mut bystander = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+    let meta = directory.join("meta.json");
+    let mut stale: serde_json::Value = serde_json::from_slice(&std::fs::read(&meta).unwrap()).unwrap();
+    stale["keeper_pid"] = bystander.id().into();
+    std::fs::write(&meta, stale.to_string()).unwrap();
+    rig.again().await.unwrap();
+    let events = rest(&rig, &turn, seen).await;
+    let lives = bystander.try_wait().unwrap().is_none();
+    bystander.kill().unwrap();
+    bystander.wait().unwrap();
+    assert!(lives, "a bystander was killed");
+    assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Failed, "{:?}", names(&events));
+    wait_until("nothing is left", BOUND, || rig.processes().is_empty()).await.unwrap();
+}
+
+#[tokio::test]
+async fn s47_a_keeper_whose_session_cannot_be_read_is_left_alone() {
+    let mut rig = Rig::start().await.unwrap();
+    let (turn, seen, keeper, _) = stalled(&mut rig).await;
+    std::fs::write(rig.state.join("sessions/ses_1/session.json"), "{").unwrap();
+    rig.again().await.unwrap();
+    let events = rest(&rig, &turn, seen).await;
+    assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Lost, "{:?}", names(&events));
+    let alive = rig.processes().iter().any(|(pid, _)| i32::try_from(*pid) == Ok(keeper));
+    assert!(alive, "the keeper was ended");
+}
+
 #[tokio::test]
 async fn a_keeper_that_dies_under_a_living_runner_ends_the_turn() {
     let rig = Rig::start().await.unwrap();
