@@ -76,6 +76,7 @@ async fn nothing_acknowledged_is_lost_or_doubled_while_services_die_at_random() 
             })
         })
         .collect();
+    let mut kills = 0;
     for _ in 0..KILLS {
         // A moment is so many items of the streams further on; a stack that is through has no more moments.
         let seen: usize = places.iter().map(|(_, _, follower)| follower.items().len()).sum();
@@ -87,6 +88,7 @@ async fn nothing_acknowledged_is_lost_or_doubled_while_services_die_at_random() 
         if more.is_err() {
             break;
         }
+        kills += 1;
         match dice.roll(5) {
             0 | 1 => {
                 stack.runner.kill().await?;
@@ -102,6 +104,8 @@ async fn nothing_acknowledged_is_lost_or_doubled_while_services_die_at_random() 
             }
         }
     }
+
+    assert!(kills > KILLS / 2, "the turns were through after {kills} kills: make them longer");
 
     let mut acknowledged = Vec::new();
     for sender in senders {
