@@ -273,7 +273,7 @@ impl RunnerHandle {
     /// How long it may take to open a session: it may first wait for another engine's start in the same home, and end
     /// older engines to make room.
     pub(crate) fn open_limit(&self) -> Duration {
-        let told = self.described().and_then(|facts| facts.limits.clone()?.engine_start_timeout);
+        let told = self.described().and_then(|facts| facts.limits?.engine_start_timeout);
         let start = told.and_then(|told| Duration::try_from(told).ok()).filter(|told| !told.is_zero());
         let start = start.unwrap_or(self.settings.engine_start_timeout);
         start.saturating_mul(2).saturating_add(self.settings.open_room)

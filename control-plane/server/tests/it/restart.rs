@@ -193,3 +193,26 @@ async fn a_graceful_stop_tells_followers_to_come_back_and_leaves_turns_alone() {
     let (turn, _) = world.finish(&turn).await;
     assert_eq!(turn.status(), TurnStatus::Completed);
 }
+
+#[tokio::test]
+async fn a_turn_that_is_given_up_before_it_has_a_session_leaves_no_slot_behind() {
+    let mut world = World::new().await;
+    let database = world.dir.path().join("control-plane.db");
+    let sql = |text: &str| rusqlite::Connection::open(&database).unwrap().execute_batch(text).unwrap();
+    sql("CREATE TRIGGER refuse BEFORE INSERT ON session BEGIN SELECT RAISE(ABORT, 'refused on purpose'); END");
+    let hook = hook("control-plane::after-close");
+    let conversation = world.conversation().await;
+    let turn = world.send(&conversation, "hello").await;
+    tokio::time::timeout(LIMIT, hook.reached()).await.expect("the point is passed");
+    world.crash().await;
+    drop(hook);
+    sql("DROP TRIGGER refuse");
+    world.restart().await;
+    let given_up = world.turn(&turn.turn_id).await.turn.unwrap();
+    assert_eq!(given_up.status(), TurnStatus::Failed, "{given_up:#?}");
+    assert_eq!(given_up.session_id, "");
+    assert_eq!(world.workspace().await.held_by_turn_id, "");
+    let next = world.send(&conversation, "next").await;
+    let (next, _) = world.finish(&next).await;
+    assert_eq!(next.status(), TurnStatus::Completed);
+}
