@@ -35,6 +35,12 @@ struct Arguments {
     /// Directory of the release binaries. Unset: where this program lies.
     #[arg(long)]
     bin_dir: Option<PathBuf>,
+    /// Files of the git repository that the turns work in. 0: a plain, empty directory.
+    #[arg(long, default_value_t = 0)]
+    files: usize,
+    /// Exit with 1 when a bound is missed.
+    #[arg(long)]
+    check: bool,
     /// The Claude Code executable. Unset: the pinned one under tests/engines.
     #[arg(long, env = "ROUNDHOUSE_TEST_CLAUDE")]
     claude: Option<PathBuf>,
@@ -62,10 +68,40 @@ fn main() -> Result<()> {
         );
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(measure(&arguments))
+    let mut bounds = Bounds::default();
+    runtime.block_on(measure(&arguments, &mut bounds))?;
+    for missed in &bounds.missed {
+        println!("missed: {missed}");
+    }
+    if arguments.check && !bounds.missed.is_empty() {
+        bail!("{} of the bounds were missed", bounds.missed.len());
+    }
+    Ok(())
 }
 
-async fn measure(arguments: &Arguments) -> Result<()> {
+/// What was promised and not kept.
+#[derive(Debug, Default)]
+struct Bounds {
+    missed: Vec<String>,
+}
+
+impl Bounds {
+    /// A figure that may be as large as its bound.
+    fn at_most(&mut self, what: &str, figure: f64, bound: f64) {
+        if figure > bound {
+            self.missed.push(format!("{what}: {figure:.2}, where {bound} is the most"));
+        }
+    }
+
+    /// A figure that may be as small as its bound.
+    fn at_least(&mut self, what: &str, figure: f64, bound: f64) {
+        if figure < bound {
+            self.missed.push(format!("{what}: {figure:.2}, where {bound} is the least"));
+        }
+    }
+}
+
+async fn measure(arguments: &Arguments, bounds: &mut Bounds) -> Result<()> {
     let bin_dir = match &arguments.bin_dir {
         Some(dir) => dir.clone(),
         None => std::env::current_exe()?.parent().context("this program lies nowhere")?.to_owned(),
@@ -74,10 +110,10 @@ async fn measure(arguments: &Arguments) -> Result<()> {
     let cores = std::thread::available_parallelism()?;
     println!("cores: {cores}");
     if wanted(PartName::Ready) {
-        ready(&bin_dir, arguments.starts).await?;
+        ready(&bin_dir, arguments.starts, bounds).await?;
     }
     if wanted(PartName::Memory) {
-        memory_report(&bin_dir).await?;
+        memory_report(&bin_dir, bounds).await?;
     }
     if wanted(PartName::Events) {
         for turns in [1, 10, 100] {
@@ -86,16 +122,20 @@ async fn measure(arguments: &Arguments) -> Result<()> {
     }
     if wanted(PartName::Turns) {
         let claude = arguments.claude.clone().map_or_else(pinned_claude, Ok)?;
-        turns(&bin_dir, &claude, arguments.rounds).await?;
+        turns(&bin_dir, &claude, arguments, bounds).await?;
     }
     Ok(())
 }
 
 /// Warm turn through the stack, warm turn over the CLI's own protocol, one process per turn: one of each per round.
-async fn turns(bin_dir: &Path, claude: &Path, rounds: usize) -> Result<()> {
+async fn turns(bin_dir: &Path, claude: &Path, arguments: &Arguments, bounds: &mut Bounds) -> Result<()> {
+    let rounds = arguments.rounds;
     let server = ModelServer::start(Options::default()).await?;
     let url = server.base_url();
     let stack = stack::Stack::start(bin_dir, &stack::Engine::claude(claude, &url)).await?;
+    if arguments.files > 0 {
+        stack.fill_workspace(arguments.files).await?;
+    }
     let conversation = stack.conversation().await?;
     let home = tempfile::tempdir()?;
     let mut warm = bare::Warm::start(claude, &url, home.path()).await?;
@@ -133,16 +173,21 @@ async fn turns(bin_dir: &Path, claude: &Path, rounds: usize) -> Result<()> {
         through.ratio(&direct),
         single.ratio(&through)
     );
+    bounds.at_most("a warm turn against the warm protocol", through.ratio(&direct), 1.3);
+    bounds.at_least("one process per turn against a warm turn", single.ratio(&through), 4.0);
     stack.stop().await
 }
 
-async fn memory_report(bin_dir: &Path) -> Result<()> {
+async fn memory_report(bin_dir: &Path, bounds: &mut Bounds) -> Result<()> {
     let engine = stack::Engine::fake(bin_dir);
     let stack = stack::Stack::start(bin_dir, &engine).await?;
     let (control_plane, runner) = stack.pids()?;
     println!("\n| idle | Pss MB | bound |\n|---|---|---|");
-    println!("| control plane | {:.1} | 25 |", memory::pss(control_plane)?);
-    println!("| runner | {:.1} | 20 |", memory::pss(runner)?);
+    for (name, pid, bound) in [("control plane", control_plane, 25.0), ("runner", runner, 20.0)] {
+        let megabytes = memory::pss(pid)?;
+        println!("| {name} | {megabytes:.1} | {bound} |");
+        bounds.at_most(&format!("MB of the {name}"), megabytes, bound);
+    }
     let conversation = stack.conversation().await?;
     stack.turn(&conversation, "hello").await?;
     let keepers = memory::keepers(&stack.state_dir())?;
@@ -154,10 +199,11 @@ async fn memory_report(bin_dir: &Path) -> Result<()> {
         sum += memory::pss(*pid)?;
     }
     println!("| keeper with init ({} processes) | {sum:.1} | 6 |", keepers.len());
+    bounds.at_most("MB of keeper and init", sum, 6.0);
     stack.stop().await
 }
 
-async fn ready(bin_dir: &Path, starts: usize) -> Result<()> {
+async fn ready(bin_dir: &Path, starts: usize, bounds: &mut Bounds) -> Result<()> {
     let mut control_plane = Series::default();
     let mut runner = Series::default();
     for _ in 0..starts {
@@ -169,6 +215,7 @@ async fn ready(bin_dir: &Path, starts: usize) -> Result<()> {
     println!("\n| ready ({starts} starts) | median ms | max | bound |\n|---|---|---|---|");
     for (name, series) in [("control plane", control_plane), ("runner", runner)] {
         println!("| {name} | {:.0} | {:.0} | 100 |", millis(series.median()), millis(series.max()));
+        bounds.at_most(&format!("milliseconds until the {name} is ready"), millis(series.median()), 100.0);
     }
     Ok(())
 }

@@ -143,6 +143,38 @@ impl Stack {
         self.conversation_in(&workspace).await
     }
 
+    /// Makes the workspace a git repository with so many committed files.
+    pub(crate) async fn fill_workspace(&self, files: usize) -> Result<()> {
+        let workspace = self.directory.path().join("workspace");
+        for number in 0..files {
+            let directory = workspace.join(format!("src/{:03}", number / 100));
+            if number % 100 == 0 {
+                std::fs::create_dir_all(&directory)?;
+            }
+            std::fs::write(directory.join(format!("{number}.txt")), format!("file {number}\n"))?;
+        }
+        for arguments in [
+            &["init", "--quiet"][..],
+            &["add", "."],
+            &[
+                "-c",
+                "user.name=bench",
+                "-c",
+                "user.email=bench@example.invalid",
+                "commit",
+                "--quiet",
+                "-m",
+                "Files",
+            ],
+        ] {
+            let status = Command::new("git").current_dir(&workspace).args(arguments).status().await?;
+            if !status.success() {
+                bail!("git {arguments:?} failed");
+            }
+        }
+        Ok(())
+    }
+
     async fn conversation_in(&self, workspace: &Path) -> Result<String> {
         let answer = self
             .client()
@@ -220,7 +252,7 @@ async fn spawn(mut command: Command) -> Result<(Child, String, Duration)> {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::inherit())
-        .env("ROUNDHOUSE_LOG", "warn")
+        .args(["--log", "warn"])
         .kill_on_drop(true)
         .spawn()
         .with_context(|| format!("{:?} cannot be started", command.as_std().get_program()))?;
