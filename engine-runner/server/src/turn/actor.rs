@@ -132,6 +132,8 @@ pub(super) struct Timers {
     pub(super) ladder: Option<Instant>,
     pub(super) permission: Option<Instant>,
     pub(super) resend: Option<Instant>,
+    /// The engine did not take a message from its pipe.
+    pub(super) input: Option<Instant>,
     pub(super) storage: Option<Instant>,
 }
 
@@ -147,6 +149,7 @@ impl Timers {
             self.ladder,
             self.permission,
             self.resend,
+            self.input,
             self.storage,
         ]
         .into_iter()
@@ -479,6 +482,9 @@ impl Turn {
         }
         if due(&mut self.timers.resend, now) {
             self.resend();
+        }
+        if due(&mut self.timers.input, now) {
+            self.input_failed();
         }
         // Frames that wait to be read are no silence.
         if caught_up && due(&mut self.timers.silence, now) {

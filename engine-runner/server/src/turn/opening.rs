@@ -298,6 +298,7 @@ impl Turn {
     fn forget_process(&mut self) {
         self.intents.clear();
         self.owed.clear();
+        self.timers.input = None;
         self.exit_seen = false;
         self.turn_end = None;
         self.replay_until = 0;

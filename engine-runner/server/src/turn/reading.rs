@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use roundhouse_engines::{Delivery, Event, Exit, Frame, FrameBody, Output, Reason, TurnEnd, TurnOutcome};
-use roundhouse_process::{self as process, Refusal, Response, boottime_ns};
+use roundhouse_engines::{
+    Delivery, Event, Exit, Failure, Frame, FrameBody, Output, Reason, TurnEnd, TurnOutcome,
+};
+use roundhouse_process::{self as process, OpState, Refusal, Response, boottime_ns};
 use roundhouse_proto::engine::v1::{
     EvidenceEvent, SessionEvent, event_body::Kind, evidence_event::Point, notice_event, phase_event::Phase,
     session_event,
@@ -31,6 +33,9 @@ const RESEND: Duration = Duration::from_secs(2);
 /// Pause before a line is put again that a broken link may have lost.
 const RELINK: Duration = Duration::from_millis(300);
 
+/// Time for an engine's end to show after its pipe did not take a message: most often that was why.
+const INPUT_GRACE: Duration = Duration::from_secs(1);
+
 /// Ordinal of what follows the frames of a dead process.
 const AFTER_DEATH: u32 = 1_000_000;
 
@@ -52,6 +57,15 @@ impl Turn {
         match &frame.body {
             process::FrameBody::StdinIntent { op_id, .. } => {
                 self.intents.insert(op_id.clone());
+            }
+            process::FrameBody::StdinFailed { op_id, written, .. } => {
+                if *written == 0 {
+                    // Proof that the engine has nothing of it.
+                    self.intents.remove(op_id);
+                }
+                if self.state.message_of(op_id).is_some() && !self.replaying {
+                    self.timers.input = Some(Instant::now() + INPUT_GRACE);
+                }
             }
             process::FrameBody::Exit(_) | process::FrameBody::SpawnFailed { .. } => self.exit_seen = true,
             process::FrameBody::StorageFault(_) => self.force_stop(StopCause::Storage),
@@ -352,6 +366,12 @@ impl Turn {
         };
         crate::kill_point!("runner::message_written");
         let answer = match result {
+            Ok(Response::Delivered { state: OpState::Failed, .. }) => {
+                if here {
+                    self.timers.input = Some(Instant::now() + INPUT_GRACE);
+                }
+                Ok(delivery_id.clone())
+            }
             Ok(_) => {
                 let told =
                     self.state.delivered.contains(&message_id) || self.state.accepted.contains(&message_id);
@@ -381,6 +401,22 @@ impl Turn {
             answer = again;
         }
         Ok(())
+    }
+
+    /// The engine lives on and does not read its input: what it was given it will never have.
+    pub(super) fn input_failed(&mut self) {
+        if self.stage != Stage::Open || self.stopping.is_some() || self.turn_end.is_some() {
+            return;
+        }
+        if !self.message_may_be_taken() {
+            self.reopen();
+            return;
+        }
+        self.must_stop = Some(Failure {
+            retryable: true,
+            ..Failure::new(Reason::Process, "the engine closed its input before it had read the message")
+        });
+        self.terminate();
     }
 
     pub(super) async fn on_worktree(&mut self, worktree: Option<Worktree>) -> Result<(), Error> {

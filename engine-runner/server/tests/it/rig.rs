@@ -37,6 +37,8 @@ pub(crate) struct With {
     pub(crate) failpoints: Option<&'static str>,
     /// Text of the engine's script file.
     pub(crate) script: Option<&'static str>,
+    /// A shell script in the engine's place; `{engine}` in it is the engine.
+    pub(crate) wrapper: Option<&'static str>,
     /// Whether the root is trusted.
     pub(crate) trust: bool,
     /// Arguments of the runner.
@@ -80,7 +82,15 @@ impl Rig {
             variables.insert("FAKE_ENGINE_SCRIPT".to_owned(), file.display().to_string().into());
         }
         let mut engine = toml::Table::new();
-        engine.insert("executable".to_owned(), bins::bin("fake-engine")?.display().to_string().into());
+        let mut executable = bins::bin("fake-engine")?;
+        if let Some(text) = with.wrapper {
+            use std::os::unix::fs::PermissionsExt as _;
+            let file = path.join("wrapper");
+            std::fs::write(&file, text.replace("{engine}", &executable.display().to_string()))?;
+            std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755))?;
+            executable = file;
+        }
+        engine.insert("executable".to_owned(), executable.display().to_string().into());
         engine.insert("variables".to_owned(), variables.into());
         let mut engines = toml::Table::new();
         engines.insert("claude-code".to_owned(), engine.into());

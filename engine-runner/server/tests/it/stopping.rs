@@ -385,3 +385,30 @@ async fn s50_acknowledgements_at_once_are_one() {
         }
     }
 }
+
+/// Gives the engine its first line alone and then closes its input's other end, while the engine lives on.
+const DEAF: &str = r#"#!/bin/sh
+case "$*" in
+    *--print*) ;;
+    *) exec {engine} "$@" ;;
+esac
+exec 3<&0 0</dev/null
+{ head -n 1 <&3; exec 3<&-; exec sleep 600; } | {engine} "$@" 3<&- &
+exec 3<&-
+wait $!
+"#;
+
+#[tokio::test]
+async fn a_message_that_no_engine_reads_fails_and_does_not_wait_for_silence() {
+    let rig = Rig::with(With { wrapper: Some(DEAF), ..With::default() }).await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    turn.open(&mut client).await.unwrap();
+    turn.send(&mut client, "[[text:never]]").await.unwrap();
+    // Nothing of it went in, so it is given to another process, and at last to none.
+    let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
+    let ended = terminal(&events).unwrap();
+    assert_eq!(ended.outcome(), Outcome::Failed, "{:?}", names(&events));
+    assert_eq!(ended.failure.unwrap().reason(), FailureReason::Process, "{:?}", names(&events));
+    assert!(rig.engine_log("\"start\"").len() > 1);
+}
