@@ -253,11 +253,14 @@ impl Turn {
             if !ended.told {
                 self.deny_all().await?;
                 self.tell_evidence_before()?;
-                if let Some(after) = &ended.after {
+                // An earlier life of this runner may have told a part already.
+                if let Some(after) = &ended.after
+                    && !self.state.evidence_after
+                {
                     self.emit(Source::Synthetic, evidence_after(after, &ended.changes))?;
                 }
                 if ended.survivors {
-                    self.warn(
+                    self.warn_once(
                         "Processes of the stopped turn survived the interrupt, so the engine was ended with them. \
                          The next turn resumes the session.",
                     )?;
@@ -265,7 +268,7 @@ impl Turn {
                 let completed =
                     self.turn_end.as_ref().is_some_and(|end| end.outcome == TurnOutcome::Completed);
                 if completed && self.state.stop == Some(StopCause::Cancel) {
-                    self.warn("The engine had finished before the cancel reached it.")?;
+                    self.warn_once("The engine had finished before the cancel reached it.")?;
                 }
                 ended.told = true;
             }
@@ -285,6 +288,11 @@ impl Turn {
             self.publish_synced().await?;
         }
         Ok(())
+    }
+
+    /// A warning that belongs to the end, which may be told in more than one life of the runner.
+    fn warn_once(&mut self, message: &str) -> Result<(), Error> {
+        if self.state.warned.contains(message) { Ok(()) } else { self.warn(message) }
     }
 
     fn terminal(&self) -> TerminalEvent {

@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use roundhouse_proto::engine::v1::{TerminalEvent, event_body::Kind, phase_event::Phase};
+use roundhouse_proto::engine::v1::{
+    TerminalEvent, event_body::Kind, evidence_event::Point, notice_event, phase_event::Phase,
+};
 
 use crate::journal::{
     AnswerMark, MessageMark, OpenedMark, PermissionMark, ProcessOpen, Record, SessionOpen, Source, StopCause,
@@ -53,6 +55,10 @@ pub(crate) struct State {
     pub worktree: Option<String>,
     /// `evidence` before the turn is in the journal.
     pub evidence: bool,
+    /// `evidence` after the turn is in the journal.
+    pub evidence_after: bool,
+    /// Warnings that are in the journal.
+    pub warned: BTreeSet<String>,
     /// The last number.
     pub last: u64,
     /// The last journalled position per spool.
@@ -150,7 +156,13 @@ impl State {
                         answer.decision() == roundhouse_proto::engine::v1::PermissionDecision::Allow;
                 }
             }
-            Some(Kind::Evidence(_)) => self.evidence = true,
+            Some(Kind::Evidence(evidence)) => match evidence.point() {
+                Point::After => self.evidence_after = true,
+                Point::Before | Point::Unspecified => self.evidence = true,
+            },
+            Some(Kind::Notice(notice)) if notice.kind() == notice_event::Kind::Warning => {
+                self.warned.insert(notice.message.clone());
+            }
             Some(Kind::Terminal(terminal)) => self.terminal = Some(terminal.clone()),
             _ => {}
         }

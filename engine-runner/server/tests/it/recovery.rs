@@ -332,6 +332,8 @@ mod points {
     /// Runs a turn into a failpoint, starts the runner again, and answers the turn's end and what came after it.
     async fn crash(point: &'static str, text: &str) -> (Rig, Turn) {
         let mut rig = Rig::with(With::failpoint(point)).await.unwrap();
+        let git = std::process::Command::new("git").args(["init", "-q"]).current_dir(&rig.work).status();
+        assert!(git.unwrap().success());
         let mut client = rig.client().await.unwrap();
         let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
         // Whichever call meets the point fails; what is durable by then is what counts.
@@ -382,6 +384,11 @@ mod points {
                     1,
                     "{point}: {once} in {order:?}"
                 );
+            }
+            // The worktree may have been looked at too late to be told; never is it told twice.
+            for most in ["evidence POINT_BEFORE", "evidence POINT_AFTER"] {
+                let told = order.iter().filter(|name| *name == most).count();
+                assert!(told <= 1, "{point}: {most} in {order:?}");
             }
             assert_eq!(std::fs::read_to_string(rig.work.join("ran.txt")).unwrap(), "x\n", "{point}");
             let mut client = rig.client().await.unwrap();
