@@ -203,6 +203,8 @@ pub(super) struct Turn {
     /// Frames up to this one are replayed: what they say is old.
     pub(super) replay_until: u64,
     pub(super) replaying: bool,
+    /// A message was put on its way to the current process by this runner.
+    pub(super) given: bool,
     /// Lines that are put to the keeper again.
     pub(super) owed: Vec<Owed>,
     /// Operations that the spool of the current process has an intent of.
@@ -284,6 +286,7 @@ pub(super) fn build(context: &Arc<Context>, start: Start) -> Option<(Turn, Handl
         stopping: None,
         replay_until: 0,
         replaying: false,
+        given: false,
         owed: Vec::new(),
         intents: BTreeSet::new(),
         exit_seen: false,

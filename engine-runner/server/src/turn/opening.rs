@@ -263,7 +263,8 @@ impl Turn {
         self.stage = Stage::Open;
         self.record(Record::Process(Box::new(process)))?;
         if self.stopping.is_some() {
-            self.begin_ladder();
+            // It has nothing of this turn and can stay as it is.
+            self.begin_ending();
             return Ok(());
         }
         self.opened(Source::Synthetic, OpenedHow::AlreadyOpen, native_id, false).await
@@ -297,6 +298,7 @@ impl Turn {
     /// What was known of an earlier process does not hold for the next one.
     fn forget_process(&mut self) {
         self.intents.clear();
+        self.given = false;
         self.owed.clear();
         self.timers.input = None;
         self.exit_seen = false;

@@ -299,9 +299,12 @@ impl Turn {
 
     /// Gives the engine what it has not taken. The keeper writes nothing twice.
     pub(super) fn deliver_waiting(&mut self) {
-        if self.stage != Stage::Open || self.stopping.is_some() || !self.looked || self.turn_end.is_some() {
+        // A stop that an earlier life of this runner journalled is seen only when all of the past is read.
+        let stopped = self.stopping.is_some() || self.state.stop.is_some();
+        if self.stage != Stage::Open || stopped || self.replaying || !self.looked || self.turn_end.is_some() {
             return;
         }
+        self.given = self.given || self.state.has_messages();
         let Some(session) = self.state.session.clone() else { return };
         for message in self.state.undelivered() {
             let Some(engine) = &self.engine else { return };

@@ -252,6 +252,16 @@ impl Turn {
         self.end_without_engine();
     }
 
+    /// Goes on with a stop that an earlier life of this runner began.
+    fn stop_again(&mut self) {
+        if self.stage == Stage::Open && !self.message_was_given() {
+            // The engine has nothing of this turn and can stay as it is.
+            self.begin_ending();
+        } else {
+            self.begin_ladder();
+        }
+    }
+
     fn stopping_again(&self) -> Stopping {
         Stopping { step: Step::Begin, grace: self.context.settings.cancel_interrupt_grace }
     }
@@ -376,7 +386,7 @@ impl Turn {
             self.replaying = false;
             if self.state.stop.is_some() {
                 self.stopping = Some(self.stopping_again());
-                self.begin_ladder();
+                self.stop_again();
             }
             self.restart_idle();
         }
@@ -408,7 +418,7 @@ impl Turn {
         }
         if self.stopping.is_some() {
             if alive {
-                self.begin_ladder();
+                self.stop_again();
             }
             return Ok(());
         }

@@ -114,9 +114,10 @@ impl Turn {
         Ok(())
     }
 
-    /// Whether a message was put on its way to the engine.
-    fn message_was_given(&self) -> bool {
-        self.state.has_messages() && self.looked
+    /// Whether a message may be on its way to the current process. What an earlier life of this runner put there is
+    /// known when all of the past is read.
+    pub(super) fn message_was_given(&self) -> bool {
+        self.state.has_messages() && (self.given || self.replaying || self.message_may_be_taken())
     }
 
     /// Takes the first step that makes sense.
