@@ -132,6 +132,8 @@ pub(super) struct Timers {
     pub(super) ladder: Option<Instant>,
     pub(super) permission: Option<Instant>,
     pub(super) resend: Option<Instant>,
+    /// A message waits for the look at the worktree.
+    pub(super) look: Option<Instant>,
     /// The engine did not take a message from its pipe.
     pub(super) input: Option<Instant>,
     pub(super) storage: Option<Instant>,
@@ -149,6 +151,7 @@ impl Timers {
             self.ladder,
             self.permission,
             self.resend,
+            self.look,
             self.input,
             self.storage,
         ]
@@ -200,6 +203,8 @@ pub(super) struct Turn {
     /// The look at the worktree before the turn is done (it may have found nothing).
     pub(super) looked: bool,
     pub(super) before: Option<Worktree>,
+    /// The message did not wait for the look: what the turn changed cannot be told.
+    pub(super) before_unknown: bool,
     /// Frames up to this one are replayed: what they say is old.
     pub(super) replay_until: u64,
     pub(super) replaying: bool,
@@ -273,6 +278,7 @@ pub(super) fn build(context: &Arc<Context>, start: Start) -> Option<(Turn, Handl
         facts,
         looked: start.state.worktree.is_some(),
         before,
+        before_unknown: false,
         state: start.state,
         stage: Stage::NeedSession,
         commands,
@@ -485,6 +491,9 @@ impl Turn {
         }
         if due(&mut self.timers.resend, now) {
             self.resend();
+        }
+        if due(&mut self.timers.look, now) {
+            self.look_given_up()?;
         }
         if due(&mut self.timers.input, now) {
             self.input_failed();

@@ -29,6 +29,9 @@ use crate::{
 /// Time that processes of a cancelled turn have to go by themselves after the interrupt.
 const SURVIVORS: Duration = Duration::from_secs(1);
 
+/// How long the end of a turn waits for the look at the worktree, once all else is done.
+const LOOK_WAIT: Duration = Duration::from_secs(1);
+
 /// Time that a sweep of a dead keeper's processes may take.
 const SWEEP: Duration = Duration::from_secs(5);
 
@@ -39,6 +42,8 @@ pub(super) struct Ended {
     engine: Option<Box<Engine>>,
     after: Option<Worktree>,
     changes: Changes,
+    /// The end did not wait for the look at the worktree.
+    late: bool,
     /// Processes of the cancelled turn survived the interrupt, so the engine was ended.
     survivors: bool,
     told: bool,
@@ -54,6 +59,7 @@ struct Work {
     cancelled_since: Option<u64>,
     workspace: Workspace,
     before: Option<Worktree>,
+    before_unknown: bool,
 }
 
 /// Whether something that was born after `since` still lives a while after the interrupt.
@@ -74,14 +80,20 @@ async fn has_survivors(init_pid: i32, since: u64) -> bool {
 async fn work(mut work: Work) -> Ended {
     let looking = {
         let (path, before) = (work.workspace.path.clone(), work.before.take());
+        let unknown = work.before_unknown;
         tokio::task::spawn_blocking(move || {
-            let Some(before) = before else { return (None, Changes::default()) };
-            match crate::git::look(&path) {
-                Some(after) => {
+            if before.is_none() && !unknown {
+                return (None, Changes::default());
+            }
+            crate::kill_point!("runner::look_after");
+            match (crate::git::look(&path), before) {
+                (Some(after), Some(before)) => {
                     let changes = after.changes_since(&before, &path);
                     (Some(after), changes)
                 }
-                None => (None, Changes::default()),
+                // Nothing to compare with: the list of changes is cut to nothing.
+                (Some(after), None) => (Some(after), Changes { truncated: true, ..Changes::default() }),
+                (None, _) => (None, Changes::default()),
             }
         })
     };
@@ -125,8 +137,11 @@ async fn work(mut work: Work) -> Ended {
             }
         }
     }
-    let (after, changes) = looking.await.unwrap_or_default();
-    Ended { engine: kept, after, changes, survivors, told: false }
+    let (late, (after, changes)) = match tokio::time::timeout(LOOK_WAIT, looking).await {
+        Ok(looked) => (false, looked.unwrap_or_default()),
+        Err(_) => (true, Default::default()),
+    };
+    Ended { engine: kept, after, changes, late, survivors, told: false }
 }
 
 /// What an engine process leaves for its session.
@@ -206,6 +221,7 @@ impl Turn {
             cancelled_since: since.filter(|_| cancelled),
             workspace: self.workspace.clone(),
             before: self.before.clone(),
+            before_unknown: self.before_unknown,
         };
         let results = self.results.clone();
         self.context.tasks.spawn(async move {
@@ -258,6 +274,11 @@ impl Turn {
                     && !self.state.evidence_after
                 {
                     self.emit(Source::Synthetic, evidence_after(after, &ended.changes))?;
+                }
+                if ended.late {
+                    self.warn_once(
+                        "The worktree's state after the turn is unknown: it took too long to look at.",
+                    )?;
                 }
                 if ended.survivors {
                     self.warn_once(

@@ -84,6 +84,7 @@ async fn prepare(context: Arc<Context>, wanted: Wanted, turn_id: String, launche
             match engine.keeper.ask(Request::BeginTurn { turn_id }).await {
                 Ok(Response::Turn { frame, segment }) => {
                     make_spool_room(&context, engine.dir.clone(), engine.keeper.clone(), segment).await;
+                    crate::kill_point!("runner::warm");
                     return Prepared::Warm(engine, frame);
                 }
                 other => tracing::warn!(?other, "a warm engine cannot take a turn"),
@@ -118,7 +119,11 @@ impl Turn {
         }
         let (path, results) = (self.workspace.path.clone(), self.results.clone());
         self.context.tasks.spawn(async move {
-            let worktree = tokio::task::spawn_blocking(move || crate::git::look(&path)).await.ok().flatten();
+            let looking = tokio::task::spawn_blocking(move || {
+                crate::kill_point!("runner::look_before");
+                crate::git::look(&path)
+            });
+            let worktree = looking.await.ok().flatten();
             let _ = results.send(Internal::Worktree(worktree)).await;
         });
     }

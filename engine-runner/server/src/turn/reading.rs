@@ -27,6 +27,9 @@ use crate::{
     request,
 };
 
+/// How long a message waits for the look at the worktree before the turn. In a large repository it takes seconds.
+const LOOK_WAIT: Duration = Duration::from_millis(150);
+
 /// Pause before a line is put to a keeper again that did not answer.
 const RESEND: Duration = Duration::from_secs(2);
 
@@ -293,8 +296,22 @@ impl Turn {
         crate::kill_point!("runner::message_journalled");
         self.senders.entry(delivery_id).or_default().push(answer);
         self.restart_idle();
+        if !self.looked {
+            self.timers.look = Some(Instant::now() + LOOK_WAIT);
+        }
         self.deliver_waiting();
         Ok(())
+    }
+
+    /// The look at the worktree takes too long for the message to wait.
+    pub(super) fn look_given_up(&mut self) -> Result<(), Error> {
+        if self.looked {
+            return Ok(());
+        }
+        self.looked = true;
+        self.before_unknown = true;
+        self.deliver_waiting();
+        self.warn("The worktree's state before the turn is unknown: it took too long to look at.")
     }
 
     /// Gives the engine what it has not taken. The keeper writes nothing twice.
@@ -423,7 +440,12 @@ impl Turn {
     }
 
     pub(super) async fn on_worktree(&mut self, worktree: Option<Worktree>) -> Result<(), Error> {
+        if self.looked {
+            // Too late: the engine may have changed what was seen.
+            return Ok(());
+        }
         self.looked = true;
+        self.timers.look = None;
         if let Some(worktree) = worktree {
             let text = serde_json::to_string(&worktree)
                 .map_err(|error| Error::Internal(format!("worktree: {error}")))?;

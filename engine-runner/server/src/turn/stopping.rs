@@ -56,6 +56,7 @@ impl Turn {
         };
         if news {
             self.record_synced(Record::Stop(cause)).await?;
+            crate::kill_point!("runner::stop_journalled");
             tracing::info!(turn = self.id, ?cause, "turn is being stopped");
             if self.state.has_events() {
                 self.emit(Source::Synthetic, to_proto::phase(Phase::Cancelling, ""))?;

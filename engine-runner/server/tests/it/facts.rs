@@ -207,3 +207,36 @@ async fn a_log_in_a_file_has_no_colours() {
     assert!(log.contains("turn opened"));
     assert!(!log.contains('\u{1b}'), "{log}");
 }
+
+/// A turn in a git repository that a failpoint makes slow to look at.
+#[cfg(feature = "failpoints")]
+async fn slow_look(point: &'static str) -> Vec<String> {
+    let rig = Rig::with(With::failpoint(point)).await.unwrap();
+    assert!(Command::new("git").args(["init", "-q"]).current_dir(&rig.work).status().unwrap().success());
+    let mut client = rig.client().await.unwrap();
+    let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    turn.open(&mut client).await.unwrap();
+    let before = std::time::Instant::now();
+    turn.send(&mut client, "[[text:done]]").await.unwrap();
+    let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
+    assert!(before.elapsed() < std::time::Duration::from_secs(15), "{point}: {:?}", before.elapsed());
+    names(&events)
+}
+
+#[cfg(feature = "failpoints")]
+#[tokio::test]
+async fn a_message_does_not_wait_for_a_slow_look_at_the_worktree() {
+    let order = slow_look("runner::look_before=20000*pause").await;
+    assert!(!order.contains(&"evidence POINT_BEFORE".to_owned()), "{order:?}");
+    assert!(order.contains(&"evidence POINT_AFTER".to_owned()), "{order:?}");
+    assert_eq!(order.iter().filter(|name| *name == "notice KIND_WARNING").count(), 1, "{order:?}");
+}
+
+#[cfg(feature = "failpoints")]
+#[tokio::test]
+async fn an_end_does_not_wait_long_for_a_slow_look_at_the_worktree() {
+    let order = slow_look("runner::look_after=20000*pause").await;
+    assert!(!order.contains(&"evidence POINT_AFTER".to_owned()), "{order:?}");
+    assert_eq!(order.iter().filter(|name| *name == "notice KIND_WARNING").count(), 1, "{order:?}");
+    assert_eq!(order.last().map(String::as_str), Some("terminal OUTCOME_COMPLETED"));
+}

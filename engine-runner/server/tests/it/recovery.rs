@@ -480,4 +480,44 @@ mod points {
         turn.open(&mut client).await.unwrap_err();
         assert_eq!(rig.engine_log("\"start\"").len(), starts);
     }
+
+    #[tokio::test]
+    async fn a_cancel_in_a_warm_opening_keeps_the_engine_warm() {
+        let rig = Rig::with(With::failpoint("runner::warm=1000*pause")).await.unwrap();
+        let mut client = rig.client().await.unwrap();
+        let first = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+        first.run(&mut client, "[[text:one]]").await.unwrap();
+        let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_2", 2);
+        let (opening, mut opener) = (turn.clone(), rig.client().await.unwrap());
+        let opening = tokio::spawn(async move { opening.open(&mut opener).await });
+        while turn.inspect(&mut client).await.unwrap().state() == State::Unknown {
+            tokio::task::yield_now().await;
+        }
+        turn.cancel(&mut client).await.unwrap();
+        opening.await.unwrap().unwrap_err();
+        let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
+        assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Cancelled, "{:?}", names(&events));
+        turn.acknowledge(&mut client).await.unwrap();
+        let next = Turn::new(&rig, "cnv_1", "ses_1", "trn_3", 3);
+        assert_eq!(next.open(&mut client).await.unwrap().result(), Opened::AlreadyOpen);
+        assert_eq!(rig.engine_log("\"start\"").len(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_cancel_before_any_message_keeps_the_engine_over_a_restart() {
+        let mut rig = Rig::with(With::failpoint("runner::stop_journalled=return")).await.unwrap();
+        let mut client = rig.client().await.unwrap();
+        let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+        turn.open(&mut client).await.unwrap();
+        let _ = turn.cancel(&mut client).await;
+        rig.service.wait_exit(BOUND).await.unwrap();
+        rig.again().await.unwrap();
+        let events = rest(&rig, &turn, Vec::new()).await;
+        assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Cancelled, "{:?}", names(&events));
+        let mut client = rig.client().await.unwrap();
+        turn.acknowledge(&mut client).await.unwrap();
+        let next = Turn::new(&rig, "cnv_1", "ses_1", "trn_2", 2);
+        assert_eq!(next.open(&mut client).await.unwrap().result(), Opened::AlreadyOpen);
+        assert_eq!(rig.engine_log("\"start\"").len(), 1);
+    }
 }
