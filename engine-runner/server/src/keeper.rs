@@ -8,7 +8,7 @@ use std::{
     collections::HashMap,
     io,
     os::unix::net::UnixStream as StdStream,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -152,43 +152,18 @@ pub(crate) async fn attach(how: Attach) -> Result<(Keeper, mpsc::Receiver<Batch>
     Ok((Keeper { asks, timeout, pid, dead, kill: Arc::new(KillSwitch(handle)) }, batches, status))
 }
 
-/// A dead keeper, in the shape of a live one: its frames after one, then its end.
+/// A dead keeper, in the shape of a live one: its frames after one, then its end. A spool may be large, so it is read as
+/// a live one's is, no further ahead than the turn can follow.
 #[must_use]
-pub(crate) fn dead(dir: &Path, after: u64) -> (Keeper, mpsc::Receiver<Batch>, u64) {
-    let frames = read_dead(dir, after);
-    let last = frames.last().map_or(after, |frame| frame.number);
+pub(crate) fn dead(dir: PathBuf, after: u64) -> (Keeper, mpsc::Receiver<Batch>) {
     let (asks, _) = mpsc::channel(1);
     let (_, dead) = watch::channel(true);
-    let (batch_tx, batches) = mpsc::channel(2);
-    tokio::spawn(async move {
-        if !frames.is_empty() && batch_tx.send(Batch::Frames(frames)).await.is_err() {
-            return;
-        }
-        let _ = batch_tx.send(Batch::Gone).await;
-    });
+    // Nothing is added any more: one pass over the files finds all.
+    let (_, progress) = watch::channel(0);
+    let (batch_tx, batches) = mpsc::channel(BATCHES);
+    tokio::spawn(read_frames(dir, after, progress, dead.clone(), batch_tx));
     let keeper = Keeper { asks, timeout: Duration::ZERO, pid: 0, dead, kill: Arc::new(KillSwitch(None)) };
-    (keeper, batches, last)
-}
-
-/// Reads what a dead keeper left, in order, after a frame. Blocking.
-#[must_use]
-pub(crate) fn read_dead(dir: &Path, after: u64) -> Vec<Frame> {
-    let mut frames = Vec::new();
-    let Ok(mut reader) = SpoolReader::new_after(dir, after) else { return frames };
-    let mut failures = 0;
-    loop {
-        match reader.next_frame() {
-            Ok(Some(frame)) => frames.push(frame),
-            Ok(None) => return frames,
-            Err(error) => {
-                tracing::warn!(error = chain(&error), dir = %dir.display(), "a spool is damaged");
-                failures += 1;
-                if failures > 1000 || matches!(error, SpoolError::Io(_) | SpoolError::Segment { .. }) {
-                    return frames;
-                }
-            }
-        }
-    }
+    (keeper, batches)
 }
 
 async fn blocking_connect(

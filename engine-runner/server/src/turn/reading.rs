@@ -215,6 +215,9 @@ impl Turn {
         if self.replaying {
             self.on_replayed().await?;
         }
+        if self.engine.is_none() {
+            return Ok(());
+        }
         if !self.exit_seen {
             // Nobody saw how the engine ended: the reader is told just that.
             let spool = self.spool_id();

@@ -345,9 +345,8 @@ impl Turn {
         };
         let Some(record) = record else { return };
         let dir = self.spool_dir(&process.session_id, &process.spool_id);
-        let reading = dir.clone();
         let after = process.after;
-        let (keeper, frames, last) = keeper::dead(&reading, after);
+        let (keeper, frames) = keeper::dead(dir.clone(), after);
         let engine = Box::new(Engine {
             session_id: process.session_id.clone(),
             spool_id: process.spool_id.clone(),
@@ -366,7 +365,8 @@ impl Turn {
             gone: false,
             token: self.context.pool.token(),
         });
-        self.replay(engine, last);
+        // All that there is belongs to the past; its end is told by itself.
+        self.replay(engine, u64::MAX);
     }
 
     fn replay(&mut self, engine: Box<Engine>, until: u64) {

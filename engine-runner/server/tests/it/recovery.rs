@@ -230,6 +230,30 @@ async fn s47_a_keeper_whose_session_cannot_be_read_is_left_alone() {
 }
 
 #[tokio::test]
+async fn a_large_spool_of_a_dead_keeper_is_not_read_into_memory() {
+    const LINES: usize = 100;
+    let mut rig = Rig::start().await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    turn.open(&mut client).await.unwrap();
+    let text = format!("{} [[text:said]] [[stall]]", "[[long bytes=1000000]] ".repeat(LINES));
+    turn.send(&mut client, &text).await.unwrap();
+    let mut follower = turn.follow(&mut client, 0, false).await.unwrap();
+    let seen = follower.until(|kind| matches!(kind, Kind::Text(_))).await.unwrap();
+    let keeper = turn.inspect(&mut client).await.unwrap().process.unwrap().keeper_pid;
+    rig.service.kill().await.unwrap();
+    signal(u32::try_from(keeper).unwrap(), "KILL").unwrap();
+    wait_until("nothing outlives its keeper", BOUND, || rig.processes().is_empty()).await.unwrap();
+    rig.again().await.unwrap();
+    let events = rest(&rig, &turn, seen).await;
+    assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Failed, "{:?}", names(&events));
+    let status = std::fs::read_to_string(format!("/proc/{}/status", rig.service.pid().unwrap())).unwrap();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    let peak: usize = peak.trim().trim_end_matches(" kB").parse().unwrap();
+    assert!(peak < LINES * 1000 * 7 / 10, "{peak} kB at most for a spool of {LINES} MB");
+}
+
+#[tokio::test]
 async fn a_keeper_that_dies_under_a_living_runner_ends_the_turn() {
     let rig = Rig::start().await.unwrap();
     let mut client = rig.client().await.unwrap();
