@@ -199,7 +199,9 @@ async fn a_turn_that_is_given_up_before_it_has_a_session_leaves_no_slot_behind()
     let mut world = World::new().await;
     let database = world.dir.path().join("control-plane.db");
     let sql = |text: &str| rusqlite::Connection::open(&database).unwrap().execute_batch(text).unwrap();
-    sql("CREATE TRIGGER refuse BEFORE INSERT ON session BEGIN SELECT RAISE(ABORT, 'refused on purpose'); END");
+    sql(
+        "CREATE TRIGGER refuse BEFORE INSERT ON session BEGIN SELECT RAISE(ABORT, 'refused on purpose'); END",
+    );
     let hook = hook("control-plane::after-close");
     let conversation = world.conversation().await;
     let turn = world.send(&conversation, "hello").await;
