@@ -98,7 +98,7 @@ pub(super) enum Internal {
     /// A process is gone.
     Released(Released),
     /// A line was recorded by the keeper, or not.
-    Written(Written),
+    Written(Box<Written>),
     /// The worktree before the turn.
     Worktree(Option<Worktree>),
     /// A step of the ladder was answered.
@@ -223,8 +223,8 @@ pub(super) struct Turn {
     pub(super) in_doubt: Option<Failure>,
     pub(super) ended: Option<Box<Ended>>,
     pub(super) started: Instant,
-    /// The turn was thrown away as if it had never been.
-    pub(super) discarded: bool,
+    /// The opening was refused for this, and the turn is thrown away as if it had never been.
+    pub(super) refused: Option<Arc<Error>>,
     /// The process ended while it had nothing to do for the turn; how often it was started again.
     pub(super) reopened: u32,
 }
@@ -301,7 +301,7 @@ pub(super) fn build(context: &Arc<Context>, start: Start) -> Option<(Turn, Handl
         in_doubt: None,
         ended: None,
         started: Instant::now(),
-        discarded: false,
+        refused: None,
         reopened: 0,
     };
     Some((turn, handle))
@@ -339,7 +339,8 @@ impl Turn {
             }
             self.update_facts();
         }
-        if self.discarded {
+        let discarded = self.refused.is_some();
+        if discarded {
             crate::kill_point!("runner::discard");
             // Before anybody finds the turn gone: the next of this name, or the tombstone of its cancel, has the same
             // directory.
@@ -350,8 +351,12 @@ impl Turn {
         }
         self.context.slots.free(&self.id);
         self.commands.close();
+        // Last: who was refused may open the next turn at once.
+        if let Some(refused) = self.refused.take() {
+            self.answer_openers(&Err(refused));
+        }
         while let Ok(command) = self.commands.try_recv() {
-            self.refuse_late(command);
+            self.refuse_late(command, discarded);
         }
     }
 
@@ -393,7 +398,7 @@ impl Turn {
             Input::Internal(internal) => match internal {
                 Internal::Prepared(prepared) => self.on_prepared(*prepared).await,
                 Internal::Released(released) => self.on_released(released).await,
-                Internal::Written(written) => self.on_written(written).await,
+                Internal::Written(written) => self.on_written(*written).await,
                 Internal::Worktree(worktree) => self.on_worktree(worktree).await,
                 Internal::Step(result) => {
                     self.on_step(&result);
@@ -450,11 +455,11 @@ impl Turn {
     }
 
     /// Answers a command that came as the turn ended.
-    fn refuse_late(&self, command: Command) {
+    fn refuse_late(&self, command: Command, discarded: bool) {
         let late = || Error::WrongState(format!("turn {} has ended", self.id));
         match command {
             // Dropped: the turn is as if it had never been, and the caller may open it.
-            Command::Open(..) if self.discarded => {}
+            Command::Open(..) if discarded => {}
             Command::Open(_, answer) => {
                 let _ = answer.send(Err(Arc::new(late())));
             }
@@ -597,7 +602,7 @@ impl Turn {
         let results = self.results.clone();
         self.context.tasks.spawn(async move {
             let written = Written { purpose, spool, line: again, result: written.await };
-            let _ = results.send(Internal::Written(written)).await;
+            let _ = results.send(Internal::Written(Box::new(written))).await;
         });
     }
 

@@ -209,7 +209,7 @@ impl Turn {
         })
     }
 
-    fn answer_openers(&mut self, answer: &OpenAnswer) {
+    pub(super) fn answer_openers(&mut self, answer: &OpenAnswer) {
         for opener in self.openers.drain(..) {
             let _ = opener.send(answer.clone());
         }
@@ -476,12 +476,12 @@ impl Turn {
     /// The opening is refused. A turn that nobody can know of is forgotten; another one fails with the same reason.
     async fn refuse(&mut self, error: Arc<Error>) -> Result<(), Error> {
         tracing::info!(turn = self.id, error = crate::error::chain(error.as_ref()), "opening refused");
-        self.answer_openers(&Err(Arc::clone(&error)));
         if !self.state.has_events() && self.state.messages.is_empty() {
-            self.discarded = true;
+            self.refused = Some(error);
             self.stage = Stage::Ended;
             return Ok(());
         }
+        self.answer_openers(&Err(Arc::clone(&error)));
         let failure = match error.as_ref() {
             Error::Refused { failure, .. } => (**failure).clone(),
             Error::Policy(text) => Failure::new(Reason::Configuration, text),
