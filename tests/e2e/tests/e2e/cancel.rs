@@ -118,16 +118,19 @@ async fn s44_with_a_permission_pending() -> anyhow::Result<()> {
         Vec::new(),
         "nothing is left to answer"
     );
-    let answer = follower.kinds(&turn).into_iter().find_map(|kind| match kind {
-        Kind::PermissionAnswer(answer) if answer.request_id == request => Some(answer),
-        _ => None,
-    });
-    if let Some(answer) = answer {
-        assert!(
-            matches!(answer.decider(), PermissionDecider::Cancel | PermissionDecider::Engine),
-            "{answer:?}"
-        );
-    }
+    let answers: Vec<_> = follower
+        .kinds(&turn)
+        .into_iter()
+        .filter_map(|kind| match kind {
+            Kind::PermissionAnswer(answer) if answer.request_id == request => Some(answer),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(answers.len(), 1, "every request is settled once: {answers:?}");
+    assert!(
+        matches!(answers[0].decider(), PermissionDecider::Cancel | PermissionDecider::Engine),
+        "{answers:?}"
+    );
     Ok(())
 }
 

@@ -1,5 +1,7 @@
 //! A service dies at each point where something was half done; the turn is answered once all the same.
 
+use roundhouse_proto::engine::v1::evidence_event::Point;
+use roundhouse_proto::engine::v1::phase_event::Phase;
 use roundhouse_proto::engine::v1::{Outcome, event_body::Kind};
 use roundhouse_test_support::{NORMAL, Stack, StackOptions};
 
@@ -49,6 +51,12 @@ async fn dies_at(service: Service, point: &str) -> anyhow::Result<()> {
     assert_eq!(count(|kind| matches!(kind, Kind::ToolCall(_))), 1, "{kinds:?}");
     assert_eq!(count(|kind| matches!(kind, Kind::ToolResult(_))), 1, "{kinds:?}");
     assert_eq!(count(|kind| matches!(kind, Kind::Text(_))), 1, "{kinds:?}");
+    let accepted = |kind: &Kind| matches!(kind, Kind::Phase(phase) if phase.phase() == Phase::Accepted);
+    assert_eq!(kinds.iter().filter(|kind| accepted(kind)).count(), 1, "accepted once: {kinds:?}");
+    for point in [Point::Before, Point::After] {
+        let told = |kind: &&Kind| matches!(kind, Kind::Evidence(evidence) if evidence.point() == point);
+        assert_eq!(kinds.iter().filter(told).count(), 1, "one look {point:?} the turn: {kinds:?}");
+    }
     assert_eq!(stack.control.messages(&conversation).await?.len(), 2);
 
     stack.control.run_answered(&conversation, "[[text:alive]] another turn", "alive", NORMAL).await?;

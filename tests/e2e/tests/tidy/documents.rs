@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use roundhouse_proto::engine::v1::{ErrorReason, FailureReason};
 
-use crate::{assert_none, read};
+use crate::{assert_none, read, tracked_files};
 
 /// The rows of the table in one section of docs/errors.md, by their reason.
 fn rows(section: &str) -> BTreeMap<String, Vec<String>> {
@@ -88,4 +88,34 @@ fn the_tools_of_the_tests_are_pinned() {
         .map(str::to_owned)
         .collect();
     assert_none("tools without a version", &unpinned);
+}
+
+/// Links of a Markdown text that lead to files: `[words](path)`, without a scheme and without an anchor.
+fn file_links(text: &str) -> Vec<String> {
+    text.split("](")
+        .skip(1)
+        .filter_map(|rest| rest.split_once(')'))
+        .map(|(target, _)| target.split('#').next().unwrap_or_default().to_owned())
+        .filter(|target| {
+            !target.is_empty() && !target.contains("://") && !target.contains(char::is_whitespace)
+        })
+        .collect()
+}
+
+#[test]
+fn links_between_documents_lead_to_files() {
+    let root = roundhouse_test_support::bins::repository();
+    let mut links = 0;
+    let mut dead = Vec::new();
+    for page in tracked_files().into_iter().filter(|name| name.extension().is_some_and(|end| end == "md")) {
+        for target in file_links(&read(&page)) {
+            links += 1;
+            let directory = page.parent().unwrap_or_else(|| std::path::Path::new(""));
+            if !root.join(directory).join(&target).exists() {
+                dead.push(format!("{}: {target}", page.display()));
+            }
+        }
+    }
+    assert!(links > 3, "the documents link to next to nothing");
+    assert_none("links that lead nowhere", &dead);
 }
