@@ -295,7 +295,7 @@ pub(crate) struct RetryArgs {
 /// Of `conversations`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ConversationsCommand {
-    /// List conversations, the last used first
+    /// List conversations, the newest first
     #[command(after_long_help = "JSON: {\"conversations\": [{...}], \"next_page_token\"}")]
     List {
         /// List archived ones, too

@@ -40,8 +40,9 @@ pub use error::{AgentFileError, Problem};
 
 /// The largest agent file that is read, in bytes.
 pub const MAX_FILE_BYTES: usize = 256 * 1024;
-/// The longest prompt, in Unicode scalar values, blank lines around it not counted.
-pub const MAX_PROMPT_CHARS: usize = 100_000;
+/// The longest prompt, in bytes, blank lines around it not counted: engines take it as an argument, and the kernel
+/// allows no longer one than 128 KiB.
+pub const MAX_PROMPT_BYTES: usize = 100_000;
 /// The longest agent name, in characters.
 pub const MAX_NAME_CHARS: usize = 64;
 /// The longest description, in Unicode scalar values.

@@ -1,6 +1,6 @@
 //! What can be wrong with an agent file. Each message says what is accepted.
 
-use super::{MAX_FILE_BYTES, MAX_PROMPT_CHARS};
+use super::{MAX_FILE_BYTES, MAX_PROMPT_BYTES};
 
 /// One thing that is wrong with an agent file, and where.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -176,11 +176,11 @@ pub enum Problem {
     /// Nothing after the front matter.
     #[error("must not be empty: write the agent's prompt after the front matter")]
     EmptyPrompt,
-    /// A prompt longer than [`MAX_PROMPT_CHARS`].
-    #[error("has {chars} characters, more than the {MAX_PROMPT_CHARS} allowed")]
+    /// A prompt longer than [`MAX_PROMPT_BYTES`].
+    #[error("has {bytes} bytes, more than the {MAX_PROMPT_BYTES} allowed")]
     PromptTooLong {
         /// How many it has.
-        chars: usize,
+        bytes: usize,
     },
     /// The list of errors was cut.
     #[error("and {count} more errors in this file")]

@@ -7,7 +7,7 @@ use super::text::{self, SplitError};
 use super::yaml::{self, Key, Node, Value};
 use super::{
     AgentFileSource, AgentSnapshot, Effort, EngineFacts, MAX_DESCRIPTION_CHARS, MAX_FILE_BYTES,
-    MAX_MODEL_CHARS, MAX_NAME_CHARS, MAX_PROMPT_CHARS, Permissions, Trigger,
+    MAX_MODEL_CHARS, MAX_NAME_CHARS, MAX_PROMPT_BYTES, Permissions, Trigger,
 };
 
 const KEYS: [&str; 7] = ["name", "description", "engine", "model", "options", "enabled", "triggers"];
@@ -103,11 +103,11 @@ impl<'a> Reader<'a> {
                 return None;
             }
         };
-        let prompt_chars = parts.prompt.chars().count();
+        let bytes = parts.prompt.len();
         if parts.prompt.trim().is_empty() {
             self.error(parts.closing_line, "prompt", Problem::EmptyPrompt);
-        } else if prompt_chars > MAX_PROMPT_CHARS {
-            self.error(parts.closing_line + 1, "prompt", Problem::PromptTooLong { chars: prompt_chars });
+        } else if bytes > MAX_PROMPT_BYTES {
+            self.error(parts.closing_line + 1, "prompt", Problem::PromptTooLong { bytes });
         }
 
         let tree = yaml::read(parts.front_matter, 2);
