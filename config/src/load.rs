@@ -307,9 +307,13 @@ impl Merge<'_> {
     fn set_text(&mut self, layer: &Layer, key: &str, text: &str) {
         let parsed =
             format!("value = {text}").parse::<Table>().ok().and_then(|mut table| table.remove("value"));
+        let plain = Value::String(text.to_owned());
         match parsed {
-            Some(value) if fits(key, &value).is_ok() => self.set(layer, key, value),
-            _ => self.set(layer, key, Value::String(text.to_owned())),
+            // What fits neither way is complained about as what it looks like.
+            Some(value) if fits(key, &value).is_ok() || fits(key, &plain).is_err() => {
+                self.set(layer, key, value)
+            }
+            _ => self.set(layer, key, plain),
         }
     }
 
@@ -321,11 +325,50 @@ impl Merge<'_> {
     }
 }
 
+/// Durations that mean something at zero: nothing is kept, nothing is waited for. Every other one must be longer.
+const MAY_BE_ZERO: [&str; 7] = [
+    "control_plane.event_retention",
+    "control_plane.shutdown_timeout",
+    "runner.warm_ttl",
+    "runner.cancel_interrupt_grace",
+    "runner.cancel_term_grace",
+    "runner.drain_timeout",
+    "runner.spool_keep",
+];
+
+/// The least of numbers for which zero, or next to nothing, would stop every turn.
+const LEAST: [(&str, i64); 4] = [
+    ("control_plane.max_waiting_messages", 1),
+    ("control_plane.context_budget", 4_000),
+    ("runner.max_line_bytes", 64 * 1024),
+    ("runner.spool_limit_bytes", 1024 * 1024),
+];
+
 /// Checks one value alone, so that each wrong value is told and not just the first.
 fn fits(key: &str, value: &Value) -> Result<(), String> {
     let mut alone = Table::new();
     put(&mut alone, key, value.clone());
-    Config::deserialize(alone).map(|_| ()).map_err(|error| one_line(error.message()))
+    let config = Config::deserialize(alone).map_err(|error| one_line(error.message()))?;
+    let merged = Table::try_from(config).map_err(|error| one_line(&error.to_string()))?;
+    match get(&merged, key) {
+        Some(Value::String(text))
+            if text == "0s" && !key.starts_with("engines.") && !MAY_BE_ZERO.contains(&key) =>
+        {
+            Err("must be longer than nothing".to_owned())
+        }
+        Some(Value::Integer(number)) => match LEAST.iter().find(|(name, _)| *name == key) {
+            Some((_, least)) if number < least => Err(format!("must be at least {least}")),
+            _ => Ok(()),
+        },
+        _ => Ok(()),
+    }
+}
+
+fn get<'a>(table: &'a Table, key: &str) -> Option<&'a Value> {
+    match key.split_once('.') {
+        None => table.get(key),
+        Some((section, below)) => get(table.get(section)?.as_table()?, below),
+    }
 }
 
 fn put(table: &mut Table, key: &str, value: Value) {
@@ -465,6 +508,25 @@ mod tests {
         assert_eq!(told[1], "unknown key; did you mean runner.listen?");
         assert_eq!(told[2], "a setting is written section.key=value");
         assert_eq!(told.len(), 4);
+    }
+
+    #[test]
+    fn what_would_stop_every_turn_is_refused() {
+        let told =
+            |setting: &str| without_file(&[], &[setting]).map_err(|problems| problems.0[0].message.clone());
+        for key in ["idle_timeout", "engine_start_timeout", "keeper_timeout", "permission_timeout"] {
+            assert_eq!(
+                told(&format!("runner.{key}=0s")).unwrap_err(),
+                "must be longer than nothing",
+                "{key}"
+            );
+        }
+        assert_eq!(told("control_plane.heartbeat_interval=0ms").unwrap_err(), "must be longer than nothing");
+        assert_eq!(told("control_plane.context_budget=3999").unwrap_err(), "must be at least 4000");
+        assert_eq!(told("runner.warm_ttl=0s").unwrap().runner.warm_ttl, Duration::ZERO);
+        assert_eq!(told("runner.max_warm_engines=0").unwrap().runner.max_warm_engines, 0);
+        // A text that only looks like a duration of zero.
+        assert_eq!(told("engines.fake.identity=0s").unwrap().engines["fake"].identity, "0s");
     }
 
     #[test]

@@ -1,5 +1,11 @@
 //! The README's table of settings against the schema.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking, in what it calls, too"
+)]
+
 use std::collections::BTreeMap;
 
 use roundhouse_config::{Config, EngineSettings};
