@@ -341,12 +341,16 @@ impl Turn {
         }
         let discarded = self.refused.is_some();
         if discarded {
-            crate::kill_point!("runner::discard");
             // Before anybody finds the turn gone: the next of this name, or the tombstone of its cancel, has the same
             // directory.
             let directory = self.context.state.turn(&self.id);
-            if let Err(error) = tokio::fs::remove_dir_all(directory).await {
-                tracing::warn!(turn = self.id, error = chain(&error), "a refused turn's directory stays");
+            let removed = tokio::task::spawn_blocking(move || {
+                crate::kill_point!("runner::discard");
+                std::fs::remove_dir_all(directory)
+            })
+            .await;
+            if !matches!(removed, Ok(Ok(()))) {
+                tracing::warn!(turn = self.id, ?removed, "a refused turn's directory stays");
             }
         }
         self.context.slots.free(&self.id);

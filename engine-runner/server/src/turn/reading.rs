@@ -44,6 +44,7 @@ const AFTER_DEATH: u32 = 1_000_000;
 
 impl Turn {
     pub(super) async fn on_frames(&mut self, frames: Vec<process::Frame>) -> Result<(), Error> {
+        crate::kill_point!("runner::frames");
         for frame in &frames {
             self.on_frame(frame).await?;
         }
