@@ -1,7 +1,7 @@
 //! Where a call is meant to go: from what people write to a workspace.
 //!
-//! A workspace is named by its id, by `<runner>:<path>`, or by a bare path when one runner is known. A path is resolved
-//! by its runner, so that two spellings of one directory are one workspace.
+//! A workspace is named by its id, by `<runner>:<path>`, or by a bare path when one runner alone can be meant. A path is
+//! resolved by its runner, so that two spellings of one directory are one workspace.
 
 use std::sync::Arc;
 
@@ -22,7 +22,10 @@ pub(crate) async fn workspace(app: &App, text: &str) -> Result<Workspace> {
         return Ok(app.store.get_workspace(&id).await?.workspace);
     }
     let (runner, path) = split(text)?;
-    let runner = find_runner(app, runner).await?;
+    let runner = match runner {
+        Some(name) => find_runner(app, name).await?,
+        None => guess_runner(app, path).await?,
+    };
     let handle = app.runners.get(&runner);
     let request = InspectWorkspaceRequest { workspace: path.to_owned(), paths: Vec::new() };
     let answer = match handle.link() {
@@ -47,27 +50,57 @@ fn split(text: &str) -> Result<(Option<&str>, &str)> {
     if !path.starts_with('/') {
         return Err(Error::field(
             "workspace",
-            "is a workspace id, <runner>:<absolute path>, or an absolute path when one runner is known",
+            "is a workspace id, <runner>:<absolute path>, or an absolute path when one runner alone can be meant",
         ));
     }
     Ok((runner, path))
 }
 
-async fn find_runner(app: &App, name: Option<&str>) -> Result<RunnerId> {
-    let runners = app.store.list_runners().await?;
-    let matching: Vec<&Runner> = runners
-        .iter()
-        .filter(|runner| name.is_none_or(|name| runner.info.id.as_str() == name || runner.info.name == name))
-        .collect();
-    match (matching.as_slice(), name) {
-        ([only], _) => Ok(only.info.id.clone()),
-        ([], Some(name)) => Err(Error::missing(Missing::Runner, name)),
-        ([], None) => Err(Error::missing(Missing::Runner, "(none has registered)")),
-        (_, Some(name)) => {
-            Err(Error::field("workspace", format!("several runners are named {name}; use the runner's id")))
-        }
-        (_, None) => Err(Error::field("workspace", "several runners are known; write <runner>:<path>")),
+async fn find_runner(app: &App, name: &str) -> Result<RunnerId> {
+    let mut runners = app.store.list_runners().await?;
+    runners.retain(|runner| runner.info.id.as_str() == name || runner.info.name == name);
+    match runners.as_slice() {
+        [only] => Ok(only.info.id.clone()),
+        [] => Err(Error::missing(Missing::Runner, name)),
+        _ => Err(Error::field("workspace", format!("several runners are named {name}; use the runner's id"))),
     }
+}
+
+/// The runner that a bare path is meant for: the only one that is there and has the path under a root.
+///
+/// A runner that is gone, and for good perhaps, must not make every bare path ambiguous. One whose turns still hold a
+/// workspace may come back to them, so it counts as if it were there.
+async fn guess_runner(app: &App, path: &str) -> Result<RunnerId> {
+    let runners = app.store.list_runners().await?;
+    match runners.as_slice() {
+        [] => return Err(Error::missing(Missing::Runner, "(none has registered)")),
+        [only] => return Ok(only.info.id.clone()),
+        _ => {}
+    }
+    let mut there: Vec<&Runner> = Vec::new();
+    for runner in &runners {
+        let alive = app.runners.find(&runner.info.id).is_some_and(|handle| handle.is_alive());
+        if alive || !app.store.held_slots(Some(&runner.info.id)).await?.is_empty() {
+            there.push(runner);
+        }
+    }
+    let under_root = |runner: &&Runner| runner.info.roots.iter().any(|root| within(&root.path, path));
+    // A path that leads through a symlink may lie under a root without looking so.
+    if there.iter().any(under_root) {
+        there.retain(under_root);
+    }
+    match there.as_slice() {
+        [only] => Ok(only.info.id.clone()),
+        [] => Err(Error::field(
+            "workspace",
+            "several runners are known and none is there; write <runner>:<path>",
+        )),
+        _ => Err(Error::field("workspace", "several runners can be meant; write <runner>:<path>")),
+    }
+}
+
+fn within(root: &str, path: &str) -> bool {
+    std::path::Path::new(path).starts_with(root)
 }
 
 /// What a runner's silence or refusal means to the caller.
@@ -96,7 +129,10 @@ pub(crate) async fn agent_files(
     let handle = app.runners.get(&workspace.runner_id);
     let refused = |error| unreached(&workspace.runner_id, &workspace.path, error);
     let facts = handle.describe().await.map_err(refused)?;
-    let request = roundhouse_proto::engine::v1::ListAgentFilesRequest { workspace: workspace.path.clone() };
+    let request = roundhouse_proto::engine::v1::ListAgentFilesRequest {
+        workspace: workspace.path.clone(),
+        file_name: String::new(),
+    };
     let files = handle.link().map_err(refused)?.list_agent_files(request).await.map_err(refused)?;
     Ok((files, facts))
 }

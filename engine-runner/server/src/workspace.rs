@@ -28,6 +28,10 @@ const FACT_BYTES: u64 = 64 * 1024 * 1024;
 const O_NOFOLLOW: i32 = 0o400_000;
 const O_NONBLOCK: i32 = 0o4000;
 
+/// What opening a symlink so, and a socket, answers.
+const ELOOP: i32 = 40;
+const ENXIO: i32 = 6;
+
 /// A root, canonical.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Root {
@@ -157,14 +161,20 @@ pub(crate) fn open_regular(path: &Path) -> std::io::Result<File> {
     }
 }
 
-/// The agent files of a workspace: regular `.agents/*.md`, raw. Blocking.
+/// The agent files of a workspace: regular `.agents/*.md`, raw; only the one of that name where one is named.
+/// Whether some were left out for want of room. Blocking.
 ///
 /// A `.agents` directory that is a symlink is followed only if it stays in the workspace; a file that is one is
 /// reported and not read.
 ///
 /// # Errors
-/// [`Error::Storage`] when the directory is there and cannot be read.
-pub(crate) fn agent_files(workspace: &Path) -> Result<(Vec<AgentFile>, bool), Error> {
+/// [`Error::Storage`] when the directory is there and cannot be read, [`Error::Invalid`] for a name that is none.
+pub(crate) fn agent_files(workspace: &Path, only: Option<&str>) -> Result<(Vec<AgentFile>, bool), Error> {
+    if let Some(name) = only
+        && (name.contains('/') || !is_agent_file(name))
+    {
+        return Err(Error::invalid("file_name", "is the name of a file that ends in .md"));
+    }
     let directory = workspace.join(".agents");
     let directory = match directory.canonicalize() {
         Ok(path) if path.starts_with(workspace) => path,
@@ -172,11 +182,20 @@ pub(crate) fn agent_files(workspace: &Path) -> Result<(Vec<AgentFile>, bool), Er
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok((Vec::new(), false)),
         Err(source) => return Err(Error::Storage { action: "read the agent files", source }),
     };
+    if let Some(name) = only {
+        // What is not there is left out, and what cannot be looked at is told by the reading.
+        let absent = directory
+            .join(name)
+            .symlink_metadata()
+            .is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
+        let files = if absent { Vec::new() } else { vec![agent_file(&directory, name.to_owned())] };
+        return Ok((files, false));
+    }
     let mut names = Vec::new();
     for entry in fs::read_dir(&directory).map_err(Error::storage("read the agent files"))? {
         let entry = entry.map_err(Error::storage("read the agent files"))?;
         let Ok(name) = entry.file_name().into_string() else { continue };
-        if name.ends_with(".md") && !name.starts_with('.') {
+        if is_agent_file(&name) {
             names.push(name);
         }
     }
@@ -185,32 +204,51 @@ pub(crate) fn agent_files(workspace: &Path) -> Result<(Vec<AgentFile>, bool), Er
     names.truncate(AGENT_FILES);
     let mut files = Vec::with_capacity(names.len());
     let mut total = 0;
-    for file_name in names {
-        let file = match read_agent_file(&directory.join(&file_name)) {
-            Ok(content) => {
-                if total + content.len() > AGENT_FILES_BYTES {
-                    truncated = true;
-                    break;
-                }
-                total += content.len();
-                AgentFile { file_name, sha256: sha256(&content), content, error: String::new() }
-            }
-            Err(error) => AgentFile { file_name, error, ..AgentFile::default() },
-        };
+    for name in names {
+        let file = agent_file(&directory, name);
+        if total + file.content.len() > AGENT_FILES_BYTES {
+            truncated = true;
+            break;
+        }
+        total += file.content.len();
         files.push(file);
     }
     Ok((files, truncated))
 }
 
-fn read_agent_file(path: &Path) -> Result<Vec<u8>, String> {
-    let file = open_regular(path).map_err(|error| match error.raw_os_error() {
-        Some(40) => "is a symlink, which is not followed".to_owned(),
-        _ => error.to_string(),
-    })?;
+fn is_agent_file(name: &str) -> bool {
+    name.ends_with(".md") && !name.starts_with('.')
+}
+
+fn agent_file(directory: &Path, file_name: String) -> AgentFile {
+    match read_agent_file(&directory.join(&file_name)) {
+        Ok(content) => AgentFile { file_name, sha256: sha256(&content), content, ..AgentFile::default() },
+        Err(Unread { error, permanent }) => AgentFile { file_name, error, permanent, ..AgentFile::default() },
+    }
+}
+
+/// Why an agent file was not read.
+struct Unread {
+    error: String,
+    /// It never can be as it is.
+    permanent: bool,
+}
+
+fn read_agent_file(path: &Path) -> Result<Vec<u8>, Unread> {
+    let never = |error: &str| Unread { error: error.to_owned(), permanent: true };
+    let system = |error: std::io::Error| match (error.raw_os_error(), error.kind()) {
+        (Some(ELOOP), _) => never("is a symlink, which is not followed"),
+        // A socket, or a device that nothing serves.
+        (Some(ENXIO), _) => never("is not a regular file"),
+        // Said by open_regular, not by the system.
+        (None, std::io::ErrorKind::InvalidInput) => never("is not a regular file"),
+        _ => Unread { error: error.to_string(), permanent: false },
+    };
+    let file = open_regular(path).map_err(system)?;
     let mut content = Vec::new();
-    file.take(AGENT_FILE_BYTES + 1).read_to_end(&mut content).map_err(|error| error.to_string())?;
+    file.take(AGENT_FILE_BYTES + 1).read_to_end(&mut content).map_err(system)?;
     if content.len() as u64 > AGENT_FILE_BYTES {
-        return Err(format!("is larger than {AGENT_FILE_BYTES} bytes"));
+        return Err(never(&format!("is larger than {AGENT_FILE_BYTES} bytes")));
     }
     Ok(content)
 }
@@ -281,7 +319,7 @@ mod tests {
     fn s60_agent_files_are_regular_bounded_and_do_not_lead_out() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().canonicalize().unwrap();
-        assert_eq!(agent_files(&path).unwrap(), (Vec::new(), false));
+        assert_eq!(agent_files(&path, None).unwrap(), (Vec::new(), false));
         let agents = path.join(".agents");
         fs::create_dir(&agents).unwrap();
         fs::write(agents.join("b.md"), "text").unwrap();
@@ -289,7 +327,7 @@ mod tests {
         fs::write(agents.join("c.md"), vec![b'x'; 256 * 1024 + 1]).unwrap();
         symlink("/etc/passwd", agents.join("a.md")).unwrap();
         fs::create_dir(agents.join("d.md")).unwrap();
-        let (files, truncated) = agent_files(&path).unwrap();
+        let (files, truncated) = agent_files(&path, None).unwrap();
         let names: Vec<_> =
             files.iter().map(|file| (file.file_name.as_str(), file.error.is_empty())).collect();
         assert_eq!(names, [("a.md", false), ("b.md", true), ("c.md", false), ("d.md", false)]);
@@ -298,7 +336,49 @@ mod tests {
         assert!(!truncated);
         fs::remove_dir_all(&agents).unwrap();
         symlink("/etc", &agents).unwrap();
-        assert!(agent_files(&path).is_err());
+        assert!(agent_files(&path, None).is_err());
+    }
+
+    #[test]
+    fn s60_a_file_that_never_can_be_read_is_told_from_one_that_may_be() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().canonicalize().unwrap();
+        let agents = path.join(".agents");
+        fs::create_dir(&agents).unwrap();
+        fs::write(agents.join("large.md"), vec![b'x'; 256 * 1024 + 1]).unwrap();
+        symlink("large.md", agents.join("link.md")).unwrap();
+        symlink("nothing", agents.join("dangling.md")).unwrap();
+        fs::create_dir(agents.join("directory.md")).unwrap();
+        let socket = std::os::unix::net::UnixListener::bind(agents.join("socket.md")).unwrap();
+        let (files, _) = agent_files(&path, None).unwrap();
+        assert_eq!(files.len(), 5);
+        for file in files {
+            assert!(file.permanent && !file.error.is_empty(), "{}: {}", file.file_name, file.error);
+        }
+        drop(socket);
+        let vanished = read_agent_file(&agents.join("vanished.md")).err().unwrap();
+        assert!(!vanished.permanent, "{}", vanished.error);
+    }
+
+    #[test]
+    fn s60_a_named_file_is_found_beyond_the_end_of_the_list() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().canonicalize().unwrap();
+        let agents = path.join(".agents");
+        fs::create_dir(&agents).unwrap();
+        for n in 0..=AGENT_FILES {
+            fs::write(agents.join(format!("a{n:03}.md")), "text").unwrap();
+        }
+        let last = format!("a{AGENT_FILES:03}.md");
+        let (files, truncated) = agent_files(&path, None).unwrap();
+        assert!(truncated && files.iter().all(|file| file.file_name != last));
+        let (files, truncated) = agent_files(&path, Some(&last)).unwrap();
+        assert_eq!((files.len(), truncated), (1, false));
+        assert_eq!((files[0].file_name.as_str(), files[0].content.as_slice()), (last.as_str(), &b"text"[..]));
+        assert_eq!(agent_files(&path, Some("none.md")).unwrap(), (Vec::new(), false));
+        for bad in ["../x.md", "notes.txt", ".x.md", ""] {
+            assert!(agent_files(&path, Some(bad)).is_err(), "{bad}");
+        }
     }
 
     #[test]

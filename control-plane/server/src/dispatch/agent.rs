@@ -9,6 +9,9 @@ use super::reasons;
 /// Most problems of a file that are told in a turn's error.
 const MAX_PROBLEMS: usize = 5;
 
+/// Most names of other agents that are told in a turn's error.
+const MAX_OTHERS: usize = 20;
+
 /// What became of the search for an agent.
 #[derive(Debug)]
 pub(crate) enum Found {
@@ -18,6 +21,11 @@ pub(crate) enum Found {
     Refused(TurnError),
     /// Its file could not be read just now.
     Unreadable(TurnError),
+}
+
+/// The name of the file of the agent `name`.
+pub(crate) fn file_name(name: &str) -> String {
+    format!("{name}.md")
 }
 
 /// What the engines of a runner are, as far as agent files are checked against it.
@@ -39,16 +47,20 @@ pub(crate) fn find(
     files: &engine::ListAgentFilesResponse,
     engines: &[EngineFacts],
 ) -> Found {
-    let file_name = format!("{name}.md");
+    let file_name = file_name(name);
     let Some(file) = files.files.iter().find(|file| file.file_name == file_name) else {
         let others: Vec<String> = files
             .files
             .iter()
             .filter_map(|file| file.file_name.strip_suffix(".md").map(str::to_owned))
-            .take(20)
+            .take(MAX_OTHERS)
             .collect();
-        return Found::Refused(reasons::agent_missing(name, &others));
+        let more = files.truncated || files.files.len() > others.len();
+        return Found::Refused(reasons::agent_missing(name, &others, more));
     };
+    if file.permanent {
+        return Found::Refused(reasons::agent_unusable(name, &file.error));
+    }
     if !file.error.is_empty() {
         return Found::Unreadable(reasons::agent_unreadable(name, &file.error));
     }

@@ -55,14 +55,12 @@ impl Drive {
             Reached::Answer(facts) => facts,
             other => return self.not_reached(other).await,
         };
-        let path = workspace.path.clone();
-        let files = self
-            .reach(Until::AwayTimeout, |link| {
-                let request = engine::ListAgentFilesRequest { workspace: path.clone() };
-                async move { link.list_agent_files(request).await }
-            })
-            .await?;
-        let files = match files {
+        // The file alone, however many there are; and all of them when it is missing, for the names of the others.
+        let mut found = self.agent_files(&workspace.path, agent::file_name(&name)).await?;
+        if matches!(&found, Reached::Answer(files) if files.files.is_empty()) {
+            found = self.agent_files(&workspace.path, String::new()).await?;
+        }
+        let files = match found {
             Reached::Answer(files) => files,
             Reached::Refused(Some(ErrorReason::WorkspaceNotFound), message) => {
                 return self.fail(reasons::workspace_gone(&workspace.path, &message)).await;
@@ -85,6 +83,19 @@ impl Drive {
                 Ok(Flow::Again)
             }
         }
+    }
+
+    async fn agent_files(
+        &mut self,
+        workspace: &str,
+        file_name: String,
+    ) -> StepResult<Reached<engine::ListAgentFilesResponse>> {
+        let request = engine::ListAgentFilesRequest { workspace: workspace.to_owned(), file_name };
+        self.reach(Until::AwayTimeout, |link| {
+            let request = request.clone();
+            async move { link.list_agent_files(request).await }
+        })
+        .await
     }
 
     pub(super) async fn described(

@@ -105,11 +105,11 @@ pub(crate) fn workspace_gone(path: &str, detail: &str) -> TurnError {
     )
 }
 
-pub(crate) fn agent_missing(name: &str, others: &[String]) -> TurnError {
-    let there = if others.is_empty() {
-        "there are no agent files".to_owned()
-    } else {
-        format!("there are: {}", others.join(", "))
+pub(crate) fn agent_missing(name: &str, others: &[String], more: bool) -> TurnError {
+    let there = match (others, more) {
+        ([], _) => "there are no agent files".to_owned(),
+        (others, false) => format!("there are: {}", others.join(", ")),
+        (others, true) => format!("there are: {}, and more", others.join(", ")),
     };
     error(
         Reason::Configuration,
@@ -125,6 +125,15 @@ pub(crate) fn agent_unreadable(name: &str, detail: &str) -> TurnError {
         "make the file readable to the runner, then retry",
     )
     .retryable()
+}
+
+/// Of a file that can never be read as it is.
+pub(crate) fn agent_unusable(name: &str, detail: &str) -> TurnError {
+    error(
+        Reason::Configuration,
+        format!("the agent file .agents/{name}.md cannot be read: {detail}"),
+        "put a regular file of at most 256 KiB in its place, then retry",
+    )
 }
 
 pub(crate) fn agent_invalid(name: &str, problems: &str) -> TurnError {

@@ -59,6 +59,9 @@ impl Api {
         for file in files.files.iter().filter(|file| !file.error.is_empty()) {
             problems.push(unreadable(file));
         }
+        if files.truncated {
+            problems.push(cut(files.files.len()));
+        }
         problems.sort_by(|a, b| (&a.file_name, a.line).cmp(&(&b.file_name, b.line)));
         Ok(((agents, problems), workspace.id.to_string()))
     }
@@ -96,6 +99,19 @@ fn shown(parsed: &ParsedAgentFiles) -> Checked {
     let agents = parsed.good.iter().map(to_proto::agent).collect();
     let problems = parsed.bad.iter().flat_map(|bad: &BadAgentFile| to_proto::agent_problems(bad)).collect();
     (agents, problems)
+}
+
+/// The runner has more files than it lists.
+fn cut(listed: usize) -> control::AgentProblem {
+    control::AgentProblem {
+        file_name: ".agents".to_owned(),
+        line: 0,
+        field: String::new(),
+        message: format!(
+            "holds more than is listed: the first {listed} files were read, the others were not checked; \
+             a turn can name them all the same"
+        ),
+    }
 }
 
 fn unreadable(file: &engine::AgentFile) -> control::AgentProblem {

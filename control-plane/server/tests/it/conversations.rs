@@ -11,7 +11,7 @@ use tonic::Code;
 use tonic_types::StatusExt as _;
 
 use crate::support::runner::{Reply, agent};
-use crate::support::{World, failure, message, reason};
+use crate::support::{LIMIT, World, failure, message, reason};
 
 #[tokio::test]
 async fn s12_five_queued_messages_are_answered_in_order_and_each_knows_what_came_before() {
@@ -328,6 +328,67 @@ async fn agents_are_listed_and_bad_files_named_beside_the_good_ones() {
         agents.validate_agents(control::ValidateAgentsRequest { source }).await.unwrap().into_inner();
     assert!(checked.agents.is_empty());
     assert!(checked.problems[0].message.contains("low, high"), "{:?}", checked.problems);
+}
+
+#[tokio::test]
+async fn an_agent_file_that_never_can_be_read_is_refused_at_once() {
+    let mut world = World::new().await;
+    {
+        let mut state = world.runner.state();
+        state.unreadable.insert("link".into(), "is a symlink".into());
+        state.unusable.push("link".into());
+    }
+    let conversation = world.conversation().await;
+    let turn = world.send_as(&conversation, "x", "link", "/w/a").await;
+    // A file that may be readable in a while is waited for, 60 s: longer than this waits.
+    let (turn, _) = world.finish(&turn).await;
+    assert_eq!(failure(&turn), (FailureReason::Configuration, false));
+    assert!(turn.failure.unwrap().message.contains("is a symlink"));
+    assert_eq!(world.workspace().await.held_by_turn_id, "");
+}
+
+#[tokio::test]
+async fn a_turn_behind_one_whose_agent_cannot_be_read_yet_is_told_who_holds_the_workspace() {
+    let mut world = World::new().await;
+    world.runner.state().unreadable.insert("later".into(), "permission denied".into());
+    let (first, second) = (world.conversation().await, world.conversation().await);
+    let holder = world.send_as(&first, "x", "later", "/w/a").await;
+    let behind = world.send(&second, "y").await;
+    let told = async {
+        loop {
+            if let Some(waiting) = world.turn(&behind.turn_id).await.waiting {
+                return waiting;
+            }
+        }
+    };
+    let waiting = tokio::time::timeout(LIMIT, told).await.expect("it is told");
+    assert_eq!(waiting.reason(), control::attention::Reason::WaitingForWorkspace);
+    assert_eq!(waiting.held_by_turn_id, holder.turn_id);
+    {
+        let mut state = world.runner.state();
+        state.unreadable.clear();
+        state.agents.insert("later".into(), agent("later", "fake", "m", "p"));
+    }
+    assert_eq!(world.finish(&holder).await.0.status(), TurnStatus::Completed);
+    assert_eq!(world.finish(&behind).await.0.status(), TurnStatus::Completed);
+}
+
+#[tokio::test]
+async fn an_agent_beyond_the_end_of_the_list_is_found_and_the_cut_is_told() {
+    let mut world = World::new().await;
+    world.runner.state().listed = 1;
+    let conversation = world.conversation().await;
+    let turn = world.send_as(&conversation, "x", "reviewer", "/w/a").await;
+    assert_eq!(world.finish(&turn).await.0.status(), TurnStatus::Completed);
+    let turn = world.send_as(&conversation, "x", "gone", "/w/a").await;
+    let told = world.finish(&turn).await.0.failure.unwrap().message;
+    assert!(told.contains("builder, and more"), "{told}");
+    let mut agents = AgentServiceClient::connect(format!("http://{}", world.address())).await.unwrap();
+    let request = control::ListAgentsRequest { workspace: "/w/a".into() };
+    let listed = agents.list_agents(request).await.unwrap().into_inner();
+    assert_eq!(listed.agents.len(), 1);
+    assert_eq!(listed.problems.len(), 1, "{:?}", listed.problems);
+    assert_eq!(listed.problems[0].file_name, ".agents");
 }
 
 #[tokio::test]

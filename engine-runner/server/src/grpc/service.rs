@@ -85,9 +85,11 @@ impl EngineRunnerService for Service {
         &self,
         request: Request<proto::ListAgentFilesRequest>,
     ) -> Result<Response<proto::ListAgentFilesResponse>, Status> {
-        let workspace = self.runner.context.roots.resolve(&request.into_inner().workspace)?;
+        let request = request.into_inner();
+        let workspace = self.runner.context.roots.resolve(&request.workspace)?;
         let path = workspace.path.clone();
-        let (files, truncated) = blocking(move || agent_files(&path)).await?;
+        let only = (!request.file_name.is_empty()).then_some(request.file_name);
+        let (files, truncated) = blocking(move || agent_files(&path, only.as_deref())).await?;
         Ok(Response::new(proto::ListAgentFilesResponse {
             workspace: workspace.path.to_string_lossy().into_owned(),
             files,

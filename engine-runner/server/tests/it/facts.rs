@@ -84,7 +84,10 @@ async fn agent_files_and_workspaces_are_shown() {
     std::fs::create_dir(rig.work.join(".agents")).unwrap();
     std::fs::write(rig.work.join(".agents/a.md"), "text").unwrap();
     let workspace = || rig.work.display().to_string();
-    let files = client.list_agent_files(ListAgentFilesRequest { workspace: workspace() }).await.unwrap();
+    let files = client
+        .list_agent_files(ListAgentFilesRequest { workspace: workspace(), ..Default::default() })
+        .await
+        .unwrap();
     let files = files.into_inner();
     assert_eq!((files.files.len(), files.files[0].content.as_slice()), (1, &b"text"[..]));
     let inspect = |paths: &[&str]| InspectWorkspaceRequest {
@@ -98,7 +101,10 @@ async fn agent_files_and_workspaces_are_shown() {
     );
     let refused = client.inspect_workspace(inspect(&["../x"])).await.unwrap_err();
     assert_eq!(reason(&refused), "FIELD_INVALID");
-    let refused = client.list_agent_files(ListAgentFilesRequest { workspace: "/".into() }).await.unwrap_err();
+    let refused = client
+        .list_agent_files(ListAgentFilesRequest { workspace: "/".into(), ..Default::default() })
+        .await
+        .unwrap_err();
     assert_eq!(reason(&refused), "WORKSPACE_NOT_FOUND");
 }
 

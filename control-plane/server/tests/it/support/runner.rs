@@ -95,6 +95,10 @@ pub struct State {
     pub agents: HashMap<String, String>,
     /// Agent files that cannot be read, and why.
     pub unreadable: HashMap<String, String>,
+    /// Agent files that never can be read.
+    pub unusable: Vec<String>,
+    /// Agent files that are listed at most.
+    pub listed: usize,
     /// What it says its limit for the start of an engine is.
     pub start_timeout: Option<Duration>,
     /// No call is answered: as if the network were cut.
@@ -135,6 +139,8 @@ impl Runner {
                 reply: Reply::Echo,
                 agents,
                 unreadable: HashMap::new(),
+                unusable: Vec::new(),
+                listed: 200,
                 start_timeout: None,
                 deaf: false,
                 stubborn: false,
@@ -421,14 +427,20 @@ impl EngineRunnerService for Runner {
         let unreadable = state.unreadable.iter().map(|(name, error)| engine::AgentFile {
             file_name: format!("{name}.md"),
             error: error.clone(),
+            permanent: state.unusable.contains(name),
             ..Default::default()
         });
-        let files = readable.filter(|f| !state.unreadable.contains_key(f.file_name.trim_end_matches(".md")));
-        Ok(Response::new(engine::ListAgentFilesResponse {
-            workspace: request.into_inner().workspace,
-            files: files.chain(unreadable).collect(),
-            truncated: false,
-        }))
+        let readable =
+            readable.filter(|f| !state.unreadable.contains_key(f.file_name.trim_end_matches(".md")));
+        let request = request.into_inner();
+        let mut files: Vec<_> = readable.chain(unreadable).collect();
+        files.sort_by(|a, b| a.file_name.cmp(&b.file_name));
+        if !request.file_name.is_empty() {
+            files.retain(|file| file.file_name == request.file_name);
+        }
+        let truncated = files.len() > state.listed;
+        files.truncate(state.listed);
+        Ok(Response::new(engine::ListAgentFilesResponse { workspace: request.workspace, files, truncated }))
     }
 
     async fn inspect_workspace(
