@@ -235,7 +235,7 @@ pub(crate) struct SendArgs {
     /// The agent that is to answer [default: the conversation's]
     #[arg(long, short)]
     pub(crate) agent: Option<String>,
-    /// Where: an id, RUNNER:PATH, or a path when one runner is known [default: the conversation's, else the current
+    /// Where: an id, RUNNER:PATH, or a path when one runner alone can be meant [default: the conversation's, else the current
     /// directory]
     #[arg(long, short = 'C')]
     pub(crate) workspace: Option<String>,
@@ -424,7 +424,7 @@ pub(crate) enum AgentsCommand {
         field, message}]}"
     )]
     List {
-        /// An id, RUNNER:PATH, or a path when one runner is known [default: the current directory]
+        /// An id, RUNNER:PATH, or a path when one runner alone can be meant [default: the current directory]
         #[arg(long, short = 'C')]
         workspace: Option<String>,
     },
@@ -435,7 +435,7 @@ pub(crate) enum AgentsCommand {
     Validate {
         /// Files to check [default: those of the workspace]
         files: Vec<PathBuf>,
-        /// An id, RUNNER:PATH, or a path when one runner is known [default: the current directory]
+        /// An id, RUNNER:PATH, or a path when one runner alone can be meant [default: the current directory]
         #[arg(long, short = 'C', conflicts_with = "files")]
         workspace: Option<String>,
     },

@@ -54,6 +54,33 @@ async fn a_registration_is_checked() {
 }
 
 #[tokio::test]
+async fn a_bare_path_is_meant_for_the_only_runner_that_is_there_and_has_it() {
+    let mut world = World::without_runner(|_| {}).await;
+    let other = |id: &str, root: &str| control::RegisterRunnerRequest {
+        runner_id: id.into(),
+        hostname: id.into(),
+        roots: vec![roundhouse_proto::engine::v1::Root { path: root.into(), trusted: false }],
+        ..registration(&world)
+    };
+    let (gone, elsewhere, rival) =
+        (other("run_gone", "/w"), other("run_elsewhere", "/v"), other("run_rival", "/w/a"));
+    // What was known before a start and was not heard of since is away.
+    world.runner.register_as(world.address(), gone).await.unwrap();
+    world.crash().await;
+    world.restart().await;
+    world.runner.register(world.address()).await.unwrap();
+    world.runner.register_as(world.address(), elsewhere).await.unwrap();
+    let conversation = world.conversation().await;
+    let turn = world.send(&conversation, "x").await;
+    assert_eq!(world.finish(&turn).await.0.status(), TurnStatus::Completed);
+    assert_eq!(world.workspace().await.runner_id, world.runner.id);
+    // Two that are there and have it: somebody has to say which.
+    world.runner.register_as(world.address(), rival).await.unwrap();
+    let status = world.client.send_message(message(&conversation, "x", "builder", "/w/a")).await.unwrap_err();
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::InvalidArgument, "FIELD_INVALID"));
+}
+
+#[tokio::test]
 async fn a_runner_is_described_before_its_first_turn() {
     let world = World::new().await;
     let mut runners = world.runners().await;
