@@ -214,6 +214,8 @@ pub(super) struct Turn {
     pub(super) owed: Vec<Owed>,
     /// Operations that the spool of the current process has an intent of.
     pub(super) intents: BTreeSet<String>,
+    /// The session's record is being written: who writes it next waits for that.
+    pub(super) remembering: Option<tokio::task::JoinHandle<()>>,
     /// The engine's end was seen by its keeper.
     pub(super) exit_seen: bool,
     /// The engine must be stopped for this reason.
@@ -295,6 +297,7 @@ pub(super) fn build(context: &Arc<Context>, start: Start) -> Option<(Turn, Handl
         given: false,
         owed: Vec::new(),
         intents: BTreeSet::new(),
+        remembering: None,
         exit_seen: false,
         must_stop: None,
         turn_end: None,

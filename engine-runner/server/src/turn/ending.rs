@@ -60,6 +60,7 @@ struct Work {
     workspace: Workspace,
     before: Option<Worktree>,
     before_unknown: bool,
+    remembering: Option<tokio::task::JoinHandle<()>>,
 }
 
 /// Whether something that was born after `since` still lives a while after the interrupt.
@@ -97,6 +98,10 @@ async fn work(mut work: Work) -> Ended {
             }
         })
     };
+    // Both read the session's record, change it and write it whole.
+    if let Some(remembering) = work.remembering.take() {
+        let _ = remembering.await;
+    }
     let mut survivors = false;
     let mut kept = None;
     if let Some(mut engine) = work.engine.take() {
@@ -222,6 +227,7 @@ impl Turn {
             workspace: self.workspace.clone(),
             before: self.before.clone(),
             before_unknown: self.before_unknown,
+            remembering: self.remembering.take(),
         };
         let results = self.results.clone();
         self.context.tasks.spawn(async move {

@@ -345,11 +345,11 @@ impl Turn {
     }
 
     /// Keeps what is known from here on, also should the turn never end.
-    fn remember_opened(&self, opened: &Opened) {
+    fn remember_opened(&mut self, opened: &Opened) {
         let Some(session) = &self.state.session else { return };
         let (context, session_id, native) =
             (Arc::clone(&self.context), session.session_id.clone(), opened.native.clone());
-        self.context.tasks.spawn_blocking(move || {
+        self.remembering = Some(self.context.tasks.spawn_blocking(move || {
             if let Ok(Some(mut record)) = SessionRecord::load(&context.state, &session_id)
                 && !record.opened
             {
@@ -359,7 +359,7 @@ impl Turn {
                     tracing::warn!(error = crate::error::chain(&error), "a session's record was not written");
                 }
             }
-        });
+        }));
     }
 
     async fn opened(
