@@ -37,6 +37,10 @@ impl Client {
             return Err(Failure::new(Exit::Usage, format!("{url}: TLS is not supported yet"))
                 .next("reach it through an SSH tunnel, and name it with http://"));
         }
+        if !url.get(..7).is_some_and(|scheme| scheme.eq_ignore_ascii_case("http://")) {
+            return Err(Failure::new(Exit::Usage, format!("--server {url:?}: a server is reached by http"))
+                .next("write http://HOST:PORT, or HOST:PORT alone"));
+        }
         let endpoint = Endpoint::from_shared(url.clone())
             .map_err(|error| Failure::new(Exit::Usage, format!("--server {url:?} is no URL: {error}")))?
             .connect_timeout(CONNECT_TIMEOUT)
@@ -196,6 +200,7 @@ mod tests {
         assert!(Client::new("127.0.0.1:7450").is_ok());
         assert!(Client::new("http://127.0.0.1:7450").is_ok());
         assert_eq!(Client::new("https://x").unwrap_err().exit, Exit::Usage);
+        assert_eq!(Client::new("ftp://x").unwrap_err().exit, Exit::Usage);
         assert_eq!(Client::new("http://a b").unwrap_err().exit, Exit::Usage);
     }
 }

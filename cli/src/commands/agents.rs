@@ -1,5 +1,6 @@
 //! `agents list | validate`.
 
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use roundhouse_proto::control::v1 as control;
@@ -64,11 +65,14 @@ fn named(workspace: Option<String>) -> Result<String, Failure> {
 
 fn read(file: &Path) -> Result<control::AgentText, Failure> {
     let failed = |problem: String| Failure::new(Exit::Invalid, format!("{}: {problem}", file.display()));
-    let size = std::fs::metadata(file).map_err(|error| failed(error.to_string()))?.len();
-    if size > MAX_FILE_BYTES {
-        return Err(failed(format!("has {size} bytes, more than the {MAX_FILE_BYTES} allowed")));
+    // What is read is bounded, not only the size that is told: a device or a pipe has none.
+    let mut content = Vec::new();
+    std::fs::File::open(file)
+        .and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_end(&mut content))
+        .map_err(|error| failed(error.to_string()))?;
+    if content.len() as u64 > MAX_FILE_BYTES {
+        return Err(failed(format!("has more than the {MAX_FILE_BYTES} bytes allowed")));
     }
-    let content = std::fs::read(file).map_err(|error| failed(error.to_string()))?;
     let file_name = PathBuf::from(file)
         .file_name()
         .and_then(|name| name.to_str().map(str::to_owned))
@@ -105,5 +109,17 @@ fn tell(problems: &[control::AgentProblem], files: &[PathBuf], output: Output) {
         let file = given.map_or_else(|| problem.file_name.clone(), |file| file.display().to_string());
         let field = if problem.field.is_empty() { String::new() } else { format!("{}: ", problem.field) };
         output.note(&format!("{file}:{}: {field}{}", problem.line, problem.message));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_without_end_is_not_read_to_its_end() {
+        let failure = read(Path::new("/dev/zero")).unwrap_err();
+        assert_eq!(failure.exit, Exit::Invalid);
+        assert!(failure.message.contains("262144"), "{}", failure.message);
     }
 }
