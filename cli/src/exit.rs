@@ -21,6 +21,8 @@ pub(crate) enum Exit {
     Unreachable,
     /// The turn was cancelled, or this command was interrupted.
     Cancelled,
+    /// Whoever read standard output has gone, so that not all was told.
+    Unread,
 }
 
 impl Exit {
@@ -35,6 +37,7 @@ impl Exit {
             Self::Policy => 5,
             Self::Unreachable => 6,
             Self::Cancelled => 130,
+            Self::Unread => 141,
         }
     }
 }
@@ -55,7 +58,8 @@ Exit codes:
     4  not found, or in conflict with what is there
     5  a policy or a missing login forbids it
     6  the server or a runner could not be reached
-  130  the turn was cancelled, or the command interrupted";
+  130  the turn was cancelled, or the command interrupted
+  141  whoever read standard output has gone";
 
 #[cfg(test)]
 mod tests {
@@ -72,6 +76,7 @@ mod tests {
             Exit::Policy,
             Exit::Unreachable,
             Exit::Cancelled,
+            Exit::Unread,
         ];
         let told: Vec<&str> =
             TABLE.lines().skip(1).filter_map(|line| line.split_whitespace().next()).collect();

@@ -34,9 +34,12 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            // Help and version are data; everything else goes to standard error. A closed stream loses it.
-            let _ = error.print();
-            return if error.use_stderr() { Exit::Usage.into() } else { Exit::Done.into() };
+            // Help and version are data; everything else goes to standard error. A closed one of these loses it.
+            return match (error.use_stderr(), error.print()) {
+                (true, _) => Exit::Usage.into(),
+                (false, Ok(())) => Exit::Done.into(),
+                (false, Err(unwritten)) => Output::new(Format::Human).unwritten(&unwritten).into(),
+            };
         }
     };
     let output = Output::new(if cli.global.json { Format::Json } else { Format::Human });
@@ -53,10 +56,6 @@ fn main() -> ExitCode {
 }
 
 fn fail(output: Output, failure: &Failure) -> ExitCode {
-    if output.is_json() {
-        output.note(&failure.json().to_string());
-    } else {
-        output.note(&failure.human());
-    }
+    output.note(&failure.told(output));
     failure.exit.into()
 }

@@ -1,12 +1,16 @@
 //! Where things are printed: data on standard output, everything else on standard error.
 //!
-//! A reader that goes away (`roundhouse events | head`) ends the command quietly.
+//! A reader that goes away (`roundhouse events | head`) ends the command quietly, and any other failure with a message;
+//! neither ends it as if all had been told.
 
 use std::borrow::Cow;
 use std::io::{self, IsTerminal as _, Write as _};
 
 use comfy_table::{ContentArrangement, Table, presets};
 use serde_json::Value;
+
+use crate::exit::Exit;
+use crate::status::Failure;
 
 /// How results are shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,10 +67,19 @@ impl Output {
     pub(crate) fn raw(self, text: &str) {
         let mut out = io::stdout().lock();
         let text = if self.is_live() { harmless(text) } else { Cow::Borrowed(text) };
-        if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() {
-            // Nobody reads any more; there is nothing left to say, and nobody to say it to.
-            std::process::exit(0);
+        if let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+            // There is nobody left to tell the rest to.
+            std::process::exit(i32::from(self.unwritten(&error).code()));
         }
+    }
+
+    /// How a command ends whose data could not be written.
+    pub(crate) fn unwritten(self, error: &io::Error) -> Exit {
+        if error.kind() == io::ErrorKind::BrokenPipe {
+            return Exit::Unread;
+        }
+        self.note(&Failure::new(Exit::Failed, format!("standard output: {error}")).told(self));
+        Exit::Failed
     }
 
     /// A line for the person at the terminal. A closed standard error loses it.

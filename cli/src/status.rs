@@ -10,6 +10,7 @@ use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
 
 use crate::exit::Exit;
+use crate::output::Output;
 
 /// Why a command failed. Boxed, so that results stay small.
 #[derive(Debug, Clone, PartialEq)]
@@ -69,6 +70,11 @@ impl Failure {
     pub(crate) fn next(mut self, next: impl Into<String>) -> Self {
         self.next = Some(next.into());
         self
+    }
+
+    /// It as the person or the program is told.
+    pub(crate) fn told(&self, output: Output) -> String {
+        if output.is_json() { self.json().to_string() } else { self.human() }
     }
 
     /// Whether the same call may succeed a little later without anybody doing anything.

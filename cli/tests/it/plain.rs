@@ -4,7 +4,7 @@ use pretty_assertions::assert_eq;
 use serde_json::json;
 
 use crate::fake::Fake;
-use crate::run::run;
+use crate::run::{command, finish, run};
 
 #[tokio::test]
 async fn a_server_that_is_not_there_is_exit_code_6_with_advice() {
@@ -45,6 +45,7 @@ async fn what_cannot_be_understood_is_exit_code_2() {
         &["send"],
         &["conversations", "list", "--limit", "0"],
         &["--server", "https://x", "runners"],
+        &["--server", "ftp://x", "runners"],
         &["send", "-c", "a:b", "hi"],
         &["conversations", "create", "--external-id", "x"],
         &[],
@@ -62,6 +63,23 @@ async fn help_and_version_are_data() {
     assert!(ended.stdout.contains("130  the turn was cancelled"), "{}", ended.stdout);
     let ended = run(&["--version"]).await;
     assert_eq!(ended.stdout, format!("roundhouse {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+#[tokio::test]
+async fn data_that_is_not_written_is_no_success() {
+    let full = || std::fs::File::options().write(true).open("/dev/full").expect("is there");
+    for args in
+        [&["config", "show"][..], &["--json", "config", "show"], &["completions", "bash"], &["--help"]]
+    {
+        let ended = finish(command(args).stdout(full()).spawn().expect("starts")).await;
+        assert_eq!(ended.code, 1, "{args:?} {ended:?}");
+        assert!(ended.stderr.contains("standard output"), "{args:?} {}", ended.stderr);
+    }
+    // A reader that has gone is no reason for words.
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let ended = finish(command(&["config", "show"]).stdout(writer).spawn().expect("starts")).await;
+    assert_eq!((ended.code, ended.stderr.as_str()), (141, ""));
 }
 
 #[tokio::test]
