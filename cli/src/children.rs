@@ -8,11 +8,14 @@
 //! The pipe is how a child learns that its parent is gone, by whatever death: at its end of file the child sends itself
 //! SIGTERM, which both services take for an orderly stop. Each child has a process group of its own, so that Ctrl-C
 //! reaches the parent alone, and that one stops the runner before the control plane.
+//!
+//! An install (`__install`) is such a child, too: npm and what it starts are in its group, and it kills that at the end
+//! of the pipe.
 
 use std::ffi::OsString;
 use std::io::Read as _;
-use std::path::PathBuf;
-use std::process::{ExitCode, ExitStatus, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{ExitCode, ExitStatus, Output, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -26,6 +29,9 @@ use crate::status::Failure;
 pub(crate) const CONTROL_PLANE: &str = "__control-plane";
 /// First argument of the runner's process.
 pub(crate) const RUNNER: &str = "__runner";
+
+/// First argument of the process that installs an engine.
+const INSTALL: &str = "__install";
 
 /// How long a service may take until it is ready.
 const READY_LIMIT: Duration = Duration::from_secs(30);
@@ -48,18 +54,38 @@ pub(crate) fn run_service() -> Option<ExitCode> {
             stop_with_the_parent();
             Some(roundhouse_engine_runner::main(args))
         }
+        INSTALL => {
+            at_the_end_of_the_parent(kill_the_group);
+            let args: Vec<OsString> = args.skip(1).collect();
+            Some(crate::commands::engines::install_here(&args))
+        }
         _ => None,
     }
 }
 
 /// Has this process stop in good order when its standard input ends.
 fn stop_with_the_parent() {
-    let watch = || {
+    at_the_end_of_the_parent(|| {
+        // Nobody is left to be told if this fails.
+        let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::TERM);
+    });
+}
+
+/// Ends this process and all that it has started, at once.
+fn kill_the_group() {
+    // Not those of somebody who started it by hand.
+    if rustix::process::getpgrp() == rustix::process::getpid() {
+        let _ = rustix::process::kill_current_process_group(rustix::process::Signal::KILL);
+    }
+    std::process::exit(i32::from(Exit::Cancelled.code()));
+}
+
+fn at_the_end_of_the_parent(act: fn()) {
+    let watch = move || {
         let mut ignored = [0u8; 64];
         // An error is an end, too: either way nobody holds the other side any more.
         while std::io::stdin().lock().read(&mut ignored).is_ok_and(|count| count > 0) {}
-        // Nobody is left to be told if this fails.
-        let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::TERM);
+        act();
     };
     // Without the thread the process would outlive its parent, so it must not run at all.
     if std::thread::Builder::new().name("parent-watch".to_owned()).spawn(watch).is_err() {
@@ -162,6 +188,21 @@ impl Service {
             }
         }
     }
+}
+
+/// Installs an engine in a process of its own, whose group does not outlive this one: nor what is awaited here, when
+/// that is dropped. Answers what the process said on standard output, and how it ended.
+pub(crate) async fn install(engine: &str, directory: &Path, quiet: bool) -> std::io::Result<Output> {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("roundhouse").arg(INSTALL).arg(engine).arg(directory);
+    command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped());
+    command.stderr(if quiet { Stdio::null() } else { Stdio::inherit() });
+    let mut child = command.spawn()?;
+    // Kept open until the end, however that comes.
+    let stdin = child.stdin.take();
+    let output = child.wait_with_output().await;
+    drop(stdin);
+    output
 }
 
 type Launched = (Child, Option<ChildStdin>, Lines<BufReader<ChildStdout>>, String);

@@ -1,6 +1,10 @@
 //! `engines list | install`.
 
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::io::Write as _;
+use std::os::unix::ffi::OsStringExt as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use roundhouse_engine_runner::{InstallError, install_engine};
@@ -9,6 +13,7 @@ use roundhouse_proto::engine::v1 as engine;
 use serde_json::json;
 
 use crate::args::{EnginesCommand, Global};
+use crate::children;
 use crate::client::{Client, call};
 use crate::commands::{configuration, server};
 use crate::exit::Exit;
@@ -49,42 +54,63 @@ pub(crate) async fn run(global: &Global, what: EnginesCommand, output: Output) -
     }
 }
 
-/// Installs the pinned CLI of an engine unless it is there, with npm's lines on standard error as they come.
+/// Installs the pinned CLI of an engine unless it is there, with npm's lines on standard error as they come. Nothing of
+/// it goes on when this is dropped, or this process ends.
 pub(crate) async fn install(engine: &str, directory: PathBuf, output: Output) -> Result<PathBuf, Failure> {
-    let name = engine.to_owned();
-    let installing = tokio::task::spawn_blocking(move || {
-        let mut progress = |line: &str| {
-            if !output.is_json() {
-                output.note(line);
-            }
-        };
-        install_engine(&name, &directory, &mut progress)
-    });
-    match installing.await {
-        Ok(Ok(executable)) => Ok(executable),
-        Ok(Err(error)) => Err(not_installed(engine, &error)),
-        Err(error) => Err(Failure::new(Exit::Failed, format!("the install of {engine} broke off: {error}"))),
+    let broken =
+        |what: String| Failure::new(Exit::Failed, format!("the install of {engine} broke off: {what}"));
+    let ended = children::install(engine, &directory, output.is_json())
+        .await
+        .map_err(|error| broken(error.to_string()))?;
+    let exit = match ended.status.code().and_then(|code| u8::try_from(code).ok()) {
+        Some(0) => return Ok(PathBuf::from(OsString::from_vec(ended.stdout))),
+        Some(code) if code == Exit::Conflict.code() => Exit::Conflict,
+        Some(code) if code == Exit::Policy.code() => Exit::Policy,
+        Some(code) if code == Exit::Failed.code() => Exit::Failed,
+        Some(_) | None => return Err(broken(ended.status.to_string())),
+    };
+    Err(Failure::new(exit, String::from_utf8_lossy(&ended.stdout)).next(format!(
+        "mend that and try again, or name an executable: --set engines.{engine}.executable=/path/to/it"
+    )))
+}
+
+/// The install itself, in a process of its own: engine and directory are its arguments. Tells the executable on
+/// standard output, or why there is none, by the exit code.
+pub(crate) fn install_here(args: &[OsString]) -> ExitCode {
+    let [engine, directory] = args else { return Exit::Usage.into() };
+    let mut progress = |line: &str| {
+        // Nobody need read it.
+        let _ = writeln!(std::io::stderr().lock(), "{line}");
+    };
+    let (exit, told) = match install_engine(&engine.to_string_lossy(), Path::new(directory), &mut progress) {
+        Ok(executable) => (Exit::Done, executable.into_os_string().into_vec()),
+        Err(error) => (exit_of(&error), chain(&error).into_bytes()),
+    };
+    match std::io::stdout().lock().write_all(&told) {
+        Ok(()) => exit.into(),
+        Err(_) => Exit::Unread.into(),
     }
 }
 
-fn not_installed(engine: &str, error: &InstallError) -> Failure {
+fn chain(error: &InstallError) -> String {
     let mut told = error.to_string();
     let mut source = std::error::Error::source(error);
     while let Some(cause) = source {
         told.push_str(&format!(": {cause}"));
         source = cause.source();
     }
-    let exit = match error {
+    told
+}
+
+const fn exit_of(error: &InstallError) -> Exit {
+    match error {
         InstallError::Unknown(_) => Exit::Conflict,
         InstallError::Manual { .. } => Exit::Policy,
         InstallError::NoNpm
         | InstallError::Io { .. }
         | InstallError::Npm { .. }
         | InstallError::NoExecutable(_) => Exit::Failed,
-    };
-    Failure::new(exit, told).next(format!(
-        "mend that and try again, or name an executable: --set engines.{engine}.executable=/path/to/it"
-    ))
+    }
 }
 
 /// How long a runner that has just registered may take to tell what it has.

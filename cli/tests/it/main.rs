@@ -4,6 +4,7 @@
 
 mod fake;
 mod following;
+mod installing;
 mod plain;
 mod run;
 mod sending;
