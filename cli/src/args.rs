@@ -139,8 +139,12 @@ pub(crate) enum Command {
     #[command(after_long_help = "JSON: {\"sessions\": [{...}]}; of one session {\"session\": {...}}")]
     Sessions(SessionsArgs),
     /// The engine runners, with their roots and engines
-    #[command(after_long_help = "JSON: {\"runners\": [{...}]}")]
-    Runners,
+    #[command(after_long_help = "Without a subcommand it lists. JSON: as list")]
+    Runners {
+        /// What to do with them [default: list]
+        #[command(subcommand)]
+        what: Option<RunnersCommand>,
+    },
     /// The workspaces that turns have used, and who holds them
     #[command(after_long_help = "Without a subcommand it lists. JSON: as list")]
     Workspaces {
@@ -389,6 +393,23 @@ pub(crate) struct SessionsArgs {
     pub(crate) of: Option<String>,
     #[command(flatten)]
     pub(crate) page: Page,
+}
+
+/// Of `runners`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum RunnersCommand {
+    /// List the runners that have registered
+    #[command(after_long_help = "JSON: {\"runners\": [{...}]}")]
+    List,
+    /// Unbind the runner of a state directory on this host from its control plane, when that one is gone for good
+    ///
+    /// The runner must not run. It belongs to the control plane with which it registers next.
+    #[command(after_long_help = "JSON: {\"was_bound_to\": the control plane's id or null}")]
+    Reset {
+        /// The runner's state directory; of `up --state-dir DIR` it is DIR/runner [default: runner.state_dir]
+        #[arg(long, value_name = "DIR")]
+        state_dir: Option<PathBuf>,
+    },
 }
 
 /// Of `workspaces`.

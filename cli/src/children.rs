@@ -127,24 +127,45 @@ pub(crate) struct Service {
     /// Its end stops the child.
     stdin: Option<ChildStdin>,
     stdout: Lines<BufReader<ChildStdout>>,
+    ready: Ready,
+}
+
+/// What a service says when it is ready.
+#[derive(Debug)]
+struct Ready {
     grpc: String,
+    /// Of the control plane; empty of another service.
+    control_plane_id: String,
+}
+
+impl Ready {
+    fn parse(line: &str) -> Option<Self> {
+        let told: Value = serde_json::from_str(line).ok()?;
+        let text = |key: &str| Some(told.get(key)?.as_str()?.to_owned());
+        Some(Self { grpc: text("grpc")?, control_plane_id: text("control_plane_id").unwrap_or_default() })
+    }
 }
 
 impl Service {
     /// Starts a service and waits until it is ready.
     pub(crate) async fn start(spec: Spec) -> Result<Self, Failure> {
-        let (child, stdin, stdout, grpc) = launch(&spec, &spec.listen).await?;
-        Ok(Self { spec, child, stdin, stdout, grpc })
+        let (child, stdin, stdout, ready) = launch(&spec, &spec.listen).await?;
+        Ok(Self { spec, child, stdin, stdout, ready })
     }
 
     /// Host and port that it listens on.
     pub(crate) fn grpc(&self) -> &str {
-        &self.grpc
+        &self.ready.grpc
+    }
+
+    /// The id of the control plane that it is; empty of another service.
+    pub(crate) fn control_plane_id(&self) -> &str {
+        &self.ready.control_plane_id
     }
 
     /// The URL of its server.
     pub(crate) fn url(&self) -> String {
-        format!("http://{}", self.grpc)
+        format!("http://{}", self.ready.grpc)
     }
 
     /// For messages.
@@ -170,8 +191,8 @@ impl Service {
 
     /// Starts it again, on the same address, after it has ended.
     pub(crate) async fn restart(&mut self) -> Result<(), Failure> {
-        let (child, stdin, stdout, grpc) = launch(&self.spec, &self.grpc).await?;
-        (self.child, self.stdin, self.stdout, self.grpc) = (child, stdin, stdout, grpc);
+        let (child, stdin, stdout, ready) = launch(&self.spec, &self.ready.grpc).await?;
+        (self.child, self.stdin, self.stdout, self.ready) = (child, stdin, stdout, ready);
         Ok(())
     }
 
@@ -205,7 +226,7 @@ pub(crate) async fn install(engine: &str, directory: &Path, quiet: bool) -> std:
     output
 }
 
-type Launched = (Child, Option<ChildStdin>, Lines<BufReader<ChildStdout>>, String);
+type Launched = (Child, Option<ChildStdin>, Lines<BufReader<ChildStdout>>, Ready);
 
 async fn launch(spec: &Spec, listen: &str) -> Result<Launched, Failure> {
     let failed = |what: String| Failure::new(Exit::Failed, format!("{}: {what}", spec.name));
@@ -253,11 +274,8 @@ async fn launch(spec: &Spec, listen: &str) -> Result<Launched, Failure> {
             return Err(failed(format!("was not ready within {} s", READY_LIMIT.as_secs())));
         }
     };
-    let grpc = serde_json::from_str::<Value>(&line)
-        .ok()
-        .and_then(|line| Some(line.get("grpc")?.as_str()?.to_owned()))
-        .ok_or_else(|| failed(format!("said {line:?} instead of its address")))?;
-    Ok((child, stdin, lines, grpc))
+    let ready = Ready::parse(&line).ok_or_else(|| failed(format!("said {line:?} instead of its address")))?;
+    Ok((child, stdin, lines, ready))
 }
 
 fn did_not_start(spec: &Spec, status: ExitStatus) -> Failure {

@@ -7,6 +7,7 @@ mod doctor;
 pub(crate) mod engines;
 mod listing;
 mod permissions;
+mod runners;
 mod send;
 mod stream;
 pub(crate) mod turns;
@@ -15,7 +16,7 @@ use roundhouse_config::{Config, Sources};
 
 use crate::args::{
     AgentsCommand, Cli, Command, ConversationsCommand, EnginesCommand, Global, Page, PermissionsCommand,
-    WorkspacesCommand,
+    RunnersCommand, WorkspacesCommand,
 };
 use crate::client::Client;
 use crate::exit::Exit;
@@ -40,7 +41,12 @@ pub(crate) async fn run(cli: Cli, output: Output) -> Result<Exit, Failure> {
         Command::Messages(args) => listing::messages(&client(&global)?, args, output).await,
         Command::Turns(args) => turns::run(&client(&global)?, args, output).await,
         Command::Sessions(args) => listing::sessions(&client(&global)?, args, output).await,
-        Command::Runners => listing::runners(&client(&global)?, output).await,
+        Command::Runners { what: None | Some(RunnersCommand::List) } => {
+            listing::runners(&client(&global)?, output).await
+        }
+        Command::Runners { what: Some(RunnersCommand::Reset { state_dir }) } => {
+            runners::reset(&global, state_dir, output)
+        }
         Command::Workspaces { what } => {
             let list = WorkspacesCommand::List { runner: None };
             listing::workspaces(&client(&global)?, what.unwrap_or(list), output).await

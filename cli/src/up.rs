@@ -1,7 +1,7 @@
 //! `up`: both services here, until Ctrl-C.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use roundhouse_proto::control::v1 as control;
@@ -58,6 +58,15 @@ impl Stack {
             .connect_lazy();
         let mut service = EngineRunnerServiceClient::new(channel);
         let described = service.describe_runner(call(engine::DescribeRunnerRequest {})).await?.into_inner();
+        let (bound, ours) = (described.control_plane_id.as_str(), self.control_plane.control_plane_id());
+        if !bound.is_empty() && bound != ours {
+            let told = format!(
+                "the runner's state directory belongs to control plane {bound}, and the control plane here is {ours}"
+            );
+            return Err(Failure::new(Exit::Conflict, told).next(
+                "give both their own state directories, or unbind the runner: `roundhouse runners reset`",
+            ));
+        }
         let since = Instant::now();
         loop {
             let list =
@@ -75,7 +84,7 @@ impl Stack {
                     Exit::Unreachable,
                     "the runner did not register with the control plane",
                 )
-                .next("its log says why; is its state directory bound to another control plane?"));
+                .next("its log says why"));
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -149,10 +158,21 @@ pub(crate) async fn run(global: &Global, args: UpArgs, output: Output) -> Result
         Ok(described) => tell(&stack, &described, &config.client.server, output),
         Err(failure) => {
             stack.stop().await;
-            return Err(failure);
+            let bound = failure.exit == Exit::Conflict;
+            return Err(if bound { failure.next(unbind(&args, &config.runner.state_dir)) } else { failure });
         }
     }
     supervise(stack, interrupts, output).await
+}
+
+/// What to do about a runner whose state directory belongs to another control plane.
+fn unbind(args: &UpArgs, configured: &Path) -> String {
+    let directory = args.state_dir.as_ref().map_or_else(|| configured.to_owned(), |all| all.join("runner"));
+    format!(
+        "if that control plane is gone for good: `roundhouse runners reset --state-dir {}`, then start again; \
+         else name the state directories that belong together",
+        directory.display()
+    )
 }
 
 /// The roots for the runner's command line: the named ones, or the current directory when none are configured.

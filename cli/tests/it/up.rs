@@ -121,6 +121,44 @@ async fn a_killed_parent_takes_its_services_along() {
 }
 
 #[tokio::test]
+async fn a_runner_of_another_control_plane_is_told_at_once_with_a_command_that_helps() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let state = directory.path().join("state");
+    let start = || {
+        let mut command = command(&["up", "--listen", "127.0.0.1:0", "--runner-listen", "127.0.0.1:0"]);
+        command.arg("--state-dir").arg(&state).current_dir(directory.path());
+        command
+    };
+    let ready = async || {
+        let mut child = start().spawn().expect("starts");
+        let mut lines = BufReader::new(child.stdout.take().expect("was asked for")).lines();
+        while let Some(line) = lines.next_line().await.expect("reads") {
+            if line.starts_with("ready") {
+                signal(child.id().expect("runs"), "INT").await;
+            }
+        }
+        finish(child).await
+    };
+    let ended = ready().await;
+    assert_eq!(ended.code, 0, "{ended:?}");
+    std::fs::remove_dir_all(state.join("control-plane")).expect("can be removed");
+    let since = Instant::now();
+    let ended = finish(start().spawn().expect("starts")).await;
+    assert_eq!((ended.code, ended.stdout.as_str()), (4, ""), "{ended:?}");
+    assert!(since.elapsed() < Duration::from_secs(12), "it waited: {:?}", since.elapsed());
+    let runner = state.join("runner");
+    let runner = runner.to_str().expect("UTF-8");
+    let advice = format!("`roundhouse runners reset --state-dir {runner}`");
+    assert!(ended.stderr.contains(&advice), "{}", ended.stderr);
+    let ended = run(&["--json", "runners", "reset", "--state-dir", runner]).await;
+    assert!(ended.code == 0 && ended.json()["was_bound_to"].is_string(), "{ended:?}");
+    let ended = ready().await;
+    assert_eq!(ended.code, 0, "{ended:?}");
+    let ended = run(&["runners", "reset", "--state-dir", "/nonexistent/runner"]).await;
+    assert_eq!(ended.code, 4, "{ended:?}");
+}
+
+#[tokio::test]
 async fn a_killed_service_comes_back_where_it_was() {
     let up = Up::start().await;
     for name in ["__runner", "__control-plane"] {
