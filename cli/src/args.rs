@@ -80,7 +80,9 @@ pub(crate) enum Command {
     ///
     /// Both listen on loopback. Workspaces may lie in the current directory, or in the roots that are named or
     /// configured. Ctrl-C, or the end of this process by any means, stops both and leaves no process; a turn that
-    /// runs then is cancelled. A ready line on standard output tells the addresses.
+    /// runs then is cancelled. That takes some seconds when an engine does not end by itself: the first Ctrl-C waits
+    /// for it, a second one does not, and both services then stop on their own. A ready line on standard output tells
+    /// the addresses.
     #[command(
         after_long_help = "JSON: {\"ready\": true, \"control_plane\": \"127.0.0.1:7450\", \"runner\": \
         \"127.0.0.1:7460\", \"runner_id\": ..., \"roots\": [...], \"engines\": [{name, installed, version, login, \

@@ -17,6 +17,7 @@ use crate::exit::Exit;
 use crate::interrupts::Interrupts;
 use crate::output::{Output, table};
 use crate::status::Failure;
+use crate::up::NOT_AWAITED;
 use play::Played;
 use stage::Stage;
 
@@ -38,7 +39,10 @@ pub(crate) async fn run(global: &Global, args: DemoArgs, output: Output) -> Resu
     let place = stage.place();
     let orderly = tokio::select! {
         orderly = stage.stop() => orderly,
-        () = interrupts.next() => return Ok(Exit::Cancelled),
+        () = interrupts.next() => {
+            output.note(NOT_AWAITED);
+            return Ok(Exit::Cancelled);
+        }
     };
     let left = processes_left(&place).await;
     if args.keep {

@@ -28,6 +28,10 @@ const REGISTER_LIMIT: Duration = Duration::from_secs(15);
 const MAX_RESTARTS: usize = 5;
 const RESTART_WINDOW: Duration = Duration::from_secs(60);
 
+/// Told when somebody does not wait for the stop. Killing the services instead would leave engines behind.
+pub(crate) const NOT_AWAITED: &str = "not waiting: control plane, runner and engines go on stopping by themselves, and \
+    the state directories stay locked until they have";
+
 /// Both services, and who stops them.
 pub(crate) struct Stack {
     pub(crate) control_plane: Service,
@@ -256,7 +260,10 @@ async fn supervise(mut stack: Stack, mut interrupts: Interrupts, output: Output)
     // A second Ctrl-C does not wait: the pipes end with this process, and the services stop by themselves.
     let orderly = tokio::select! {
         orderly = stack.stop() => orderly,
-        () = interrupts.next() => return Ok(Exit::Cancelled),
+        () = interrupts.next() => {
+            output.note(NOT_AWAITED);
+            return Ok(Exit::Cancelled);
+        }
     };
     match failure {
         Some(failure) => Err(failure),

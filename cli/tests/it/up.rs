@@ -114,6 +114,42 @@ async fn ctrl_c_stops_both_and_leaves_no_process() {
 }
 
 #[tokio::test]
+async fn a_second_ctrl_c_does_not_wait_and_says_what_goes_on() {
+    let up = Up::start().await;
+    let runner = service(&up, "__runner");
+    // A service that does not get on with its stop.
+    signal(runner, "STOP").await;
+    let mut child = up.child;
+    let parent = child.id().expect("runs");
+    let mut told = BufReader::new(child.stderr.take().expect("was asked for")).lines();
+    signal(parent, "INT").await;
+    // In JSON the first one is answered without a word, so the second comes until it is heard.
+    let since = Instant::now();
+    let status = loop {
+        if let Ok(status) = tokio::time::timeout(Duration::from_millis(100), child.wait()).await {
+            break status.expect("can be waited for");
+        }
+        assert!(since.elapsed() < BOUND, "it waits");
+        signal(parent, "INT").await;
+    };
+    signal(runner, "CONT").await;
+    assert_eq!(status.code(), Some(130));
+    let mut words = String::new();
+    while let Ok(Ok(Some(line))) = tokio::time::timeout(BOUND, told.next_line()).await {
+        words.push_str(&line);
+        if line.contains("not waiting") {
+            break;
+        }
+    }
+    assert!(words.contains("go on stopping by themselves"), "{words}");
+    let since = Instant::now();
+    while !processes(up.directory.path()).is_empty() {
+        assert!(since.elapsed() < BOUND, "left: {:?}", processes(up.directory.path()));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
 async fn a_killed_parent_takes_its_services_along() {
     let mut up = Up::start().await;
     up.child.kill().await.expect("can be killed");
