@@ -7,6 +7,7 @@ use roundhouse_proto::control::v1 as control;
 use roundhouse_proto::control::v1::stream_events_response::Item;
 use roundhouse_proto::engine::v1::event_body::Kind;
 use serde_json::{Value, json};
+use tokio::time::{Interval, MissedTickBehavior};
 
 use crate::args::{CancelArgs, RetryArgs, SendArgs};
 use crate::client::{self, Client, ConversationName, call, incomplete};
@@ -25,6 +26,9 @@ const MAX_TEXT_BYTES: usize = 1024 * 1024;
 const TITLE_CHARS: usize = 80;
 /// How long the ended turn is asked for while the server is away.
 const RESULT_PATIENCE: Duration = Duration::from_secs(60);
+/// When a turn that has not begun is asked what it waits for.
+const FIRST_LOOK: Duration = Duration::from_secs(1);
+const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 pub(crate) async fn send(client: &Client, args: SendArgs, output: Output) -> Result<Exit, Failure> {
     let text = if args.text == "-" { read_text()? } else { args.text };
@@ -222,9 +226,14 @@ async fn follow(client: &Client, turn: &control::Turn, base: Value, output: Outp
     let live = output.is_live();
     let mut show = Show { output, live: live.then(Live::default) };
     let mut follower = Follower::new(client.clone(), wish(turn, live)).reached();
+    let mut waits = Waits::new(turn);
     loop {
         let next = tokio::select! {
             next = follower.next() => next?,
+            for_what = waits.told(client), if !waits.over && !output.is_json() => {
+                output.note(&format!("waits     {for_what}"));
+                continue;
+            }
             () = interrupts.next() => {
                 show.close();
                 output.note(&format!(
@@ -236,7 +245,10 @@ async fn follow(client: &Client, turn: &control::Turn, base: Value, output: Outp
             }
         };
         match next {
-            Next::Item(item) => show.item(&item),
+            Next::Item(item) => {
+                waits.over |= matches!(&item.item, Some(Item::TurnEvent(_)));
+                show.item(&item);
+            }
             Next::Lost(failure) => {
                 show.close();
                 output.note(&format!("{}; the turn goes on, waiting for the server", failure.message));
@@ -263,6 +275,38 @@ async fn follow(client: &Client, turn: &control::Turn, base: Value, output: Outp
         output.note(&verdict(turn, &result));
     }
     Ok(exit_of(turn.status))
+}
+
+/// What a turn waits for before it begins. No event tells it, and it may take hours.
+struct Waits {
+    turn_id: String,
+    told: String,
+    look: Interval,
+    /// It has begun: its events say the rest.
+    over: bool,
+}
+
+impl Waits {
+    fn new(turn: &control::Turn) -> Self {
+        let mut look = tokio::time::interval_at(tokio::time::Instant::now() + FIRST_LOOK, LOOK_EVERY);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        Self { turn_id: turn.turn_id.clone(), told: String::new(), look, over: false }
+    }
+
+    /// Waits until there is something new to tell. Cancellation safe.
+    async fn told(&mut self, client: &Client) -> String {
+        loop {
+            self.look.tick().await;
+            let request = control::GetTurnRequest { turn_id: self.turn_id.clone() };
+            // An error is told by the stream, if it lasts.
+            let answer = client.conversations().get_turn(call(request)).await;
+            let waiting = answer.ok().and_then(|answer| answer.into_inner().waiting);
+            if let Some(waiting) = waiting.filter(|waiting| waiting.next_action != self.told) {
+                self.told.clone_from(&waiting.next_action);
+                return waiting.next_action;
+            }
+        }
+    }
 }
 
 /// The exit code of an ended turn.

@@ -36,6 +36,8 @@ pub(crate) struct State {
     pub(crate) streams: VecDeque<Vec<Step>>,
     pub(crate) turn: control::Turn,
     pub(crate) answer: Option<control::Message>,
+    /// What the turn waits for.
+    pub(crate) waiting: Option<control::Attention>,
     pub(crate) refuse_send: Option<Status>,
     pub(crate) workspace_of_conversation: String,
     pub(crate) stream_requests: Vec<control::StreamEventsRequest>,
@@ -274,6 +276,7 @@ impl ConversationService for Fake {
             turn: Some(state.turn.clone()),
             answer: state.answer.clone(),
             duration: Some(prost_types::Duration { seconds: 1, nanos: 500_000_000 }),
+            waiting: state.waiting.clone(),
             ..control::GetTurnResponse::default()
         }))
     }

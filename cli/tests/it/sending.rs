@@ -56,6 +56,37 @@ async fn the_answer_is_the_only_data() {
 }
 
 #[tokio::test]
+async fn what_a_turn_waits_for_is_told_while_it_waits() {
+    let fake = Fake::default();
+    {
+        let mut state = fake.state();
+        state.streams.push_back(vec![Step::Hang]);
+        state.turn = turn(TurnStatus::Dispatching);
+        state.waiting = Some(roundhouse_proto::control::v1::Attention {
+            turn_id: "trn_1".to_owned(),
+            next_action: "wait for turn trn_0 in /w, or cancel one of the two".to_owned(),
+            held_by_turn_id: "trn_0".to_owned(),
+            ..Default::default()
+        });
+    }
+    let server = fake.serve();
+    let mut child =
+        command(&["--server", &server.url(), "send", "--wait", "-c", "cnv_1", "hi"]).spawn().expect("starts");
+    let mut lines = BufReader::new(child.stderr.take().expect("was asked for")).lines();
+    let told = async {
+        while let Some(line) = lines.next_line().await.expect("reads") {
+            if line.starts_with("waits") {
+                return line;
+            }
+        }
+        panic!("it ended");
+    };
+    let told = tokio::time::timeout(BOUND, told).await.expect("in time");
+    assert!(told.contains("wait for turn trn_0"), "{told}");
+    child.kill().await.expect("can be killed");
+}
+
+#[tokio::test]
 async fn json_is_one_value_with_the_answer() {
     let server = ending(TurnStatus::Completed, engine::Outcome::Completed);
     let ended = run(&["--json", "--server", &server.url(), "send", "-w", "-c", "cnv_1", "hi"]).await;
