@@ -287,8 +287,10 @@ fn did_not_start(spec: &Spec, status: ExitStatus) -> Failure {
         Some(2 | 3) => Exit::Invalid,
         Some(_) | None => Exit::Failed,
     };
-    Failure::new(exit, format!("{} did not start ({status}); {told}", spec.name))
-        .next("is another one running? --listen 127.0.0.1:0 and --runner-listen 127.0.0.1:0 take free ports")
+    Failure::new(exit, format!("{} did not start ({status}); {told}", spec.name)).next(
+        "is another one running? A second one needs --state-dir DIR, --listen 127.0.0.1:0 and \
+             --runner-listen 127.0.0.1:0: its own state, and free ports",
+    )
 }
 
 #[cfg(test)]
