@@ -194,9 +194,12 @@ pub(crate) fn refused(reason: Option<ErrorReason>, message: &str) -> TurnError {
             "install the engine on the runner (`roundhouse engines install`), then retry",
             true,
         ),
-        Some(E::Auth) => {
-            (Reason::Auth, "log the engine in on the runner or configure its key, then retry", true)
-        }
+        Some(E::Auth) => (
+            Reason::Auth,
+            "set a key under engines.<engine>.variables, or engines.<engine>.credentials = \"host\" to use \
+                 the login of the runner's user; start the runner again, then retry",
+            true,
+        ),
         Some(E::Unsupported) => {
             (Reason::Unsupported, "change the agent file to what the engine can do, then retry", false)
         }
