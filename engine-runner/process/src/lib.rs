@@ -61,7 +61,7 @@ pub use plan::{
     PIPE_PAYLOADS_MAX, PLAN_MAX_BYTES, PipePayload, PlanError, SECRET_MIN_BYTES, Secret, is_valid_id,
     is_valid_op_id,
 };
-pub use procfs::{ProcessInfo, descendants};
+pub use procfs::{ProcessInfo, descendants, own_pid};
 pub use protocol::{
     Decoder, EngineState, FromKeeper, MESSAGE_MAX_BYTES, Notice, OpState, PROTOCOL_VERSION, ProtocolError,
     RawMessage, Refusal, Request, Response, SpoolEnd, StatusReport,

@@ -72,6 +72,14 @@ pub(crate) fn all() -> Vec<ProcessInfo> {
         .collect()
 }
 
+/// The id that a process has in its own PID namespace: its own view of itself. None when it is not there (any more).
+#[must_use]
+pub fn own_pid(pid: i32) -> Option<i32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let ids = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    ids.split_ascii_whitespace().last()?.parse().ok()
+}
+
 /// Whether the process carries `NAME=value` in the environment it was exec'd with. False where that cannot be read.
 pub(crate) fn has_env(pid: i32, entry: &[u8]) -> bool {
     let path = PathBuf::from(format!("/proc/{pid}/environ"));
@@ -83,7 +91,24 @@ pub(crate) fn has_env(pid: i32, entry: &[u8]) -> bool {
 /// What was orphaned is found as long as its new parent lies below `root` too, as it does below an init.
 #[must_use]
 pub fn descendants(root: i32) -> Vec<ProcessInfo> {
-    below(&all(), &[root])
+    let mut processes = all();
+    for _ in 1..LOOKS {
+        if !is_torn(&processes) {
+            break;
+        }
+        processes = all();
+    }
+    below(&processes, &[root])
+}
+
+/// How often /proc is read until it shows one moment. Where parents are hidden it never does.
+const LOOKS: u32 = 8;
+
+/// /proc is no snapshot: a parent that ended while it was read is missing from it, while its child was still read as
+/// its own. Such a child would be found below nobody, although it has been handed to a living parent by now.
+fn is_torn(processes: &[ProcessInfo]) -> bool {
+    let known: HashSet<i32> = processes.iter().map(|process| process.pid).collect();
+    processes.iter().any(|process| process.parent != 0 && !known.contains(&process.parent))
 }
 
 /// Those of `processes` that lie below one of `roots`.
@@ -124,6 +149,21 @@ mod tests {
                 name: "a b) (c)".to_owned()
             }
         );
+    }
+
+    #[test]
+    fn a_process_knows_itself_by_its_own_id() {
+        let me = i32::try_from(std::process::id()).unwrap();
+        assert_eq!(own_pid(me), Some(me));
+        assert_eq!(own_pid(-1), None);
+    }
+
+    #[test]
+    fn a_child_whose_parent_is_missing_is_no_moment() {
+        let process =
+            |pid, parent| ProcessInfo { pid, parent, state: 'S', started_ns: 1, name: String::new() };
+        assert!(!is_torn(&[process(1, 0), process(5, 1), process(7, 5)]));
+        assert!(is_torn(&[process(1, 0), process(7, 5)]));
     }
 
     #[test]

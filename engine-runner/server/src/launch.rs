@@ -308,7 +308,12 @@ fn keeper_plan(context: &Context, spool_id: &str, launch: roundhouse_engines::La
     keeper.limits = KeeperLimits {
         line_max: context.settings.max_line_bytes,
         spool_max: context.settings.spool_limit_bytes,
-        idle_ttl: context.settings.warm_ttl,
+        // The runner ends idle engines itself. The keeper's own limit is for a runner that is gone, and must not run
+        // out before the first turn is there.
+        idle_ttl: context
+            .settings
+            .warm_ttl
+            .max(context.settings.engine_start_timeout + context.settings.keeper_timeout),
         ..KeeperLimits::default()
     };
     keeper

@@ -120,6 +120,9 @@ enum Input {
     Halt,
 }
 
+/// How long an engine that seems silent is listened to once more.
+const DOUBT: Duration = Duration::from_secs(1);
+
 /// What the turn waits for by time. Unset: not waited for.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Timers {
@@ -220,6 +223,8 @@ pub(super) struct Turn {
     pub(super) exit_seen: bool,
     /// The engine must be stopped for this reason.
     pub(super) must_stop: Option<Failure>,
+    /// The idle timer ran out, and what lies unread is waited for once more.
+    pub(super) silence_doubted: bool,
     pub(super) turn_end: Option<Box<TurnEnd>>,
     /// Nobody can know what became of the message: the turn ends LOST.
     pub(super) in_doubt: Option<Failure>,
@@ -300,6 +305,7 @@ pub(super) fn build(context: &Arc<Context>, start: Start) -> Option<(Turn, Handl
         remembering: None,
         exit_seen: false,
         must_stop: None,
+        silence_doubted: false,
         turn_end: None,
         in_doubt: None,
         ended: None,
@@ -514,8 +520,16 @@ impl Turn {
         if caught_up && due(&mut self.timers.silence, now) {
             self.silent()?;
         }
+        let late = self.timers.idle.map(|at| now.saturating_duration_since(at));
         if caught_up && due(&mut self.timers.idle, now) {
-            self.on_stop(StopCause::Idle, None).await?;
+            // Silence counts only while somebody listens. A runner that was stopped, or its host, finds the timer run
+            // out before it has read what the engine said meanwhile.
+            if self.silence_doubted && late.is_some_and(|late| late < DOUBT) {
+                self.on_stop(StopCause::Idle, None).await?;
+            } else {
+                self.silence_doubted = true;
+                self.timers.idle = Some(now + DOUBT);
+            }
         }
         if due(&mut self.timers.deadline, now) {
             self.on_stop(StopCause::Deadline, None).await?;

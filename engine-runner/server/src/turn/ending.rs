@@ -7,7 +7,7 @@ use std::{
 };
 
 use roundhouse_engines::{Adapter, Carry, Failure, NativeRef, Reason, TurnOutcome};
-use roundhouse_process::{Request, close_dead};
+use roundhouse_process::{Request, close_dead, own_pid};
 use roundhouse_proto::engine::v1::{
     self as proto, EvidenceEvent, Outcome, TerminalEvent, event_body::Kind, evidence_event::Point,
 };
@@ -63,12 +63,22 @@ struct Work {
     remembering: Option<tokio::task::JoinHandle<()>>,
 }
 
+/// The resolution of a process's time of birth: a clock tick, which is 10 ms wherever Linux shows it to programs.
+const TICK_NS: u64 = 10_000_000;
+
 /// Whether something that was born after `since` still lives a while after the interrupt.
-async fn has_survivors(init_pid: i32, since: u64) -> bool {
+async fn has_survivors(init_pid: i32, engine_pid: i32, since: u64) -> bool {
     let deadline = Moment::now() + SURVIVORS;
     loop {
-        let found = tokio::task::spawn_blocking(move || processes(init_pid)).await.unwrap_or_default();
-        if !found.iter().any(|(_, started)| *started > since) {
+        let look = tokio::task::spawn_blocking(move || {
+            // Times of birth are rounded down to a tick, so what was born right after the message may seem older. The
+            // engine itself may be as young as that.
+            let born_since = |started: u64| started + TICK_NS > since;
+            processes(init_pid)
+                .into_iter()
+                .any(|(pid, started)| born_since(started) && own_pid(pid) != Some(engine_pid))
+        });
+        if !look.await.unwrap_or_default() {
             return false;
         }
         if Moment::now() >= deadline {
@@ -120,7 +130,7 @@ async fn work(mut work: Work) -> Ended {
             remember(&work.context, work.session_id.clone(), kept_facts).await;
         } else {
             if let Some(since) = work.cancelled_since {
-                survivors = has_survivors(engine.init_pid, since).await;
+                survivors = has_survivors(engine.init_pid, engine.engine_pid, since).await;
             }
             if survivors || !engine.translator.standing().quiescent {
                 if survivors {
@@ -411,13 +421,15 @@ impl Turn {
         }
         match &end.outcome {
             TurnOutcome::Completed => (Outcome::Completed, None),
-            TurnOutcome::Cancelled => (
-                Outcome::Cancelled,
-                Some(Failure {
+            // A stop that was asked for is recorded, and told above. This one came from outside: a host that shuts
+            // down, a person with a signal.
+            TurnOutcome::Cancelled => {
+                let failure = Failure {
                     retryable: true,
-                    ..Failure::new(Reason::Cancelled, "the turn was cancelled")
-                }),
-            ),
+                    ..Failure::new(Reason::Process, "the engine was stopped from outside, by nobody's cancel")
+                };
+                (Outcome::Failed, Some(self.must_stop.clone().unwrap_or(failure)))
+            }
             TurnOutcome::Failed { .. } => (Outcome::Failed, self.must_stop.clone().or(base)),
         }
     }

@@ -497,6 +497,7 @@ impl Turn {
     pub(super) fn restart_idle(&mut self) {
         self.timers.idle = None;
         self.timers.silence = None;
+        self.silence_doubted = false;
         // Undecided ones alone: after a decision it is the engine, or its keeper, that is silent.
         let waiting = !self.open_permissions().is_empty();
         if waiting || self.stage != Stage::Open || !self.state.has_messages() || self.turn_end.is_some() {

@@ -545,3 +545,43 @@ mod points {
         assert_eq!(rig.engine_log("\"start\"").len(), 1);
     }
 }
+
+#[tokio::test]
+async fn s41_a_runner_that_was_stopped_takes_its_own_pause_for_no_silence() {
+    let rig = Rig::with(With::set("idle_timeout", "1s")).await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    turn.open(&mut client).await.unwrap();
+    // Never silent for as long as the limit, and longer at work than the limit.
+    let done = rig.path("done");
+    let text = format!("[[slow chunks=30 delay=100:word ]][[bash:touch {}]][[text:through]]", done.display());
+    turn.send(&mut client, &text).await.unwrap();
+    let mut follower = turn.follow(&mut client, 0, true).await.unwrap();
+    while !matches!(follower.next().await.unwrap(), Some(Item::Partial(_))) {}
+    let runner = rig.service.pid().unwrap();
+    signal(runner, "STOP").unwrap();
+    wait_until("the engine has said it all", BOUND, || done.exists()).await.unwrap();
+    signal(runner, "CONT").unwrap();
+    let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
+    let ended = terminal(&events).unwrap();
+    assert_eq!(ended.outcome(), Outcome::Completed, "{:?}: {:?}", ended.failure, names(&events));
+}
+
+#[tokio::test]
+async fn s45_an_engine_that_somebody_ends_from_outside_is_a_failure_and_no_cancel() {
+    let rig = Rig::start().await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    turn.open(&mut client).await.unwrap();
+    turn.send(&mut client, "[[text:said]][[stall]]").await.unwrap();
+    let mut follower = turn.follow(&mut client, 0, false).await.unwrap();
+    follower.until(|kind| matches!(kind, Kind::Text(_))).await.unwrap();
+    let keeper = turn.inspect(&mut client).await.unwrap().process.unwrap().keeper_pid;
+    // As a host does that shuts down.
+    signal(u32::try_from(keeper).unwrap(), "TERM").unwrap();
+    let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
+    let ended = terminal(&events).unwrap();
+    let failure = ended.failure.clone().unwrap();
+    assert_eq!((ended.outcome(), failure.reason()), (Outcome::Failed, FailureReason::Process), "{events:?}");
+    assert!(failure.retryable && ended.session_resumable, "{ended:?}");
+}
