@@ -24,6 +24,7 @@ use tokio::{
     task::JoinHandle,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tonic::server::NamedService as _;
 use tonic::transport::{Server, server::TcpIncoming};
 
 use crate::{
@@ -226,6 +227,13 @@ async fn serve(
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+            // The details of a status, so that a client without the protos can read them.
+            .register_encoded_file_descriptor_set(tonic_types::pb::FILE_DESCRIPTOR_SET)
+            // The descriptors hold the control plane's services, too; what is listed is what is served here.
+            .with_service_name(EngineRunnerServiceServer::<Service>::NAME)
+            .with_service_name("grpc.health.v1.Health")
+            .with_service_name("grpc.reflection.v1.ServerReflection")
+            .with_service_name("grpc.reflection.v1alpha.ServerReflection")
     };
     let reflection_v1 = reflection().build_v1().map_err(|error| failed(&error))?;
     let reflection_v1alpha = reflection().build_v1alpha().map_err(|error| failed(&error))?;

@@ -18,6 +18,7 @@ use roundhouse_proto::control::v1::conversation_service_server::ConversationServ
 use roundhouse_proto::control::v1::runner_service_server::RunnerServiceServer;
 use roundhouse_proto::control::v1::session_service_server::SessionServiceServer;
 use roundhouse_proto::{FILE_DESCRIPTOR_SET, MAX_MESSAGE_BYTES};
+use tonic::server::NamedService as _;
 use tonic::transport::server::{Router, Server};
 use tonic_health::server::HealthReporter;
 
@@ -50,6 +51,16 @@ pub(crate) async fn router(
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+            // The details of a status, so that a client without the protos can read them.
+            .register_encoded_file_descriptor_set(tonic_types::pb::FILE_DESCRIPTOR_SET)
+            // The descriptors hold the runner's service, too; what is listed is what is served here.
+            .with_service_name(ConversationServiceServer::<Api>::NAME)
+            .with_service_name(SessionServiceServer::<Api>::NAME)
+            .with_service_name(AgentServiceServer::<Api>::NAME)
+            .with_service_name(RunnerServiceServer::<Api>::NAME)
+            .with_service_name("grpc.health.v1.Health")
+            .with_service_name("grpc.reflection.v1.ServerReflection")
+            .with_service_name("grpc.reflection.v1alpha.ServerReflection")
     };
     let router = Server::builder()
         .http2_keepalive_interval(Some(KEEPALIVE))

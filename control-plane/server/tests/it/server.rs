@@ -50,6 +50,7 @@ async fn both_reflection_services_list_every_service() {
         for service in SERVICES.into_iter().chain(["grpc.health.v1.Health"]) {
             assert!(listed.iter().any(|name| name == service), "{service} is not in {listed:?}");
         }
+        assert!(!listed.iter().any(|name| name.contains("EngineRunner")), "not served here: {listed:?}");
     }
 }
 

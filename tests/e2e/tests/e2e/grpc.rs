@@ -48,8 +48,22 @@ async fn grpcurl_lists_describes_and_calls_both_services() -> anyhow::Result<()>
         listed.contains("grpc.health.v1.Health") && listed.contains("grpc.reflection.v1alpha"),
         "{listed}"
     );
+    ensure!(!listed.contains("EngineRunnerService"), "it lists what it does not serve: {listed}");
     let listed = grpcurl(&[&runner, "list"]).await?;
     ensure!(listed.lines().any(|line| line == "roundhouse.engine.v1.EngineRunnerService"), "{listed}");
+    ensure!(!listed.contains("roundhouse.control"), "it lists what it does not serve: {listed}");
+
+    // A refusal can be read without the protos: its reason is not an opaque blob.
+    let refused = grpcurl(&[
+        "-d",
+        r#"{"turn_id":"trn_00000000000000000000000000000000"}"#,
+        &control,
+        "roundhouse.control.v1.ConversationService/GetTurn",
+    ])
+    .await
+    .err()
+    .context("there is no such turn")?;
+    ensure!(format!("{refused:#}").contains("TURN_NOT_FOUND"), "{refused:#}");
 
     let described = grpcurl(&[&control, "describe", "roundhouse.control.v1.SendMessageRequest"]).await?;
     ensure!(described.contains("string request_id = 1"), "{described}");
