@@ -148,7 +148,11 @@ pub fn install_engine(
     let mut last = std::collections::VecDeque::new();
     if let Some(stderr) = child.stderr.take() {
         for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-            progress(&line);
+            // What npm warns of, such as a version of Node.js that the CLI's own executable does not need, is told only
+            // when the install fails.
+            if !line.starts_with("npm warn") {
+                progress(&line);
+            }
             last.push_back(line);
             if last.len() > 20 {
                 last.pop_front();
