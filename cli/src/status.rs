@@ -230,7 +230,8 @@ fn next_of(code: Code, reason: Option<ErrorReason>, failure: &Failure) -> Option
         Some(R::TurnNotFound) => "`roundhouse turns <conversation>` shows the turns".to_owned(),
         Some(R::SessionNotFound) => "`roundhouse sessions` shows the sessions".to_owned(),
         Some(R::WorkspaceNotFound) => {
-            "the directory must exist under a root of the runner: `roundhouse runners` shows the roots"
+            "`roundhouse runners` shows the roots that a directory must lie under, `roundhouse workspaces` what is \
+             known by an id"
                 .to_owned()
         }
         Some(R::RunnerNotFound) => {
@@ -267,7 +268,9 @@ fn next_of(code: Code, reason: Option<ErrorReason>, failure: &Failure) -> Option
         Some(R::SlowReader) => format!("go on with --after {}", of("last_cursor")),
         Some(R::AgentInvalid) => "`roundhouse agents validate` shows all that is wrong".to_owned(),
         Some(R::TargetMissing) => {
-            "say --agent and --workspace once; the conversation remembers them".to_owned()
+            "say --agent NAME once (`roundhouse agents` lists them), and --workspace for another directory than \
+             this; the conversation remembers both"
+                .to_owned()
         }
         Some(R::Internal) => format!("look for {} in the server's log", of("correlation_id")),
         Some(R::Policy) => {

@@ -192,7 +192,8 @@ async fn a_refusal_names_field_reason_and_next_step() {
         (
             3,
             "",
-            "error: no agent is named\nnext: say --agent and --workspace once; the conversation remembers them\n"
+            "error: no agent is named\nnext: say --agent NAME once (`roundhouse agents` lists them), and --workspace for \
+             another directory than this; the conversation remembers both\n"
         )
     );
     let json = run(&["--json", "--server", &server.url(), "send", "-c", "cnv_1", "hi"]).await;

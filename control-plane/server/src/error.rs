@@ -58,6 +58,14 @@ pub(crate) enum Error {
         /// The name it was asked for by.
         id: String,
     },
+    /// The runner has no such workspace.
+    #[error("{message}")]
+    NoWorkspace {
+        /// The path as asked.
+        path: String,
+        /// The runner's words, which name the path, and whether it is missing or lies under no root.
+        message: String,
+    },
     /// The request id was used before with another body.
     #[error("this request id was used before with another body; a new request needs a new id")]
     RequestIdReused,
@@ -188,6 +196,7 @@ impl Error {
             Self::RunnerUnavailable { .. } => Some(Duration::from_secs(2)),
             Self::Invalid(_)
             | Self::NotFound { .. }
+            | Self::NoWorkspace { .. }
             | Self::RequestIdReused
             | Self::WrongState { .. }
             | Self::TurnInProgress { .. }

@@ -108,8 +108,7 @@ pub(crate) fn unreached(runner: &RunnerId, path: &str, error: CallError) -> Erro
     match error {
         CallError::Unreachable(detail) => Error::RunnerUnavailable { runner: runner.to_string(), detail },
         CallError::Refused { reason: Some(ErrorReason::WorkspaceNotFound), message, .. } => {
-            tracing::debug!(path, message, "no such workspace");
-            Error::missing(Missing::Workspace, path)
+            Error::NoWorkspace { path: path.to_owned(), message }
         }
         CallError::Refused { reason, message, .. } => Error::Refused {
             reason: crate::grpc::status::name(reason.unwrap_or(ErrorReason::Internal)),

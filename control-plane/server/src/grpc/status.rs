@@ -40,6 +40,10 @@ pub(crate) fn to_status(error: &Error) -> Status {
             details.set_resource_info(kind.word(), cut(id, 200), "", "");
             (Code::NotFound, name(reason))
         }
+        Error::NoWorkspace { path, .. } => {
+            details.set_resource_info(Missing::Workspace.word(), cut(path, 200), "", "");
+            (Code::NotFound, name(R::WorkspaceNotFound))
+        }
         Error::RequestIdReused => (Code::AlreadyExists, name(R::RequestIdReused)),
         Error::WrongState { .. } => (Code::FailedPrecondition, name(R::WrongState)),
         Error::TurnInProgress { .. } => (Code::FailedPrecondition, name(R::TurnInProgress)),

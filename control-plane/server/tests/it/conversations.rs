@@ -166,6 +166,7 @@ async fn what_does_not_exist_is_named() {
     let outside =
         world.client.send_message(message(&conversation, "x", "builder", "/etc")).await.unwrap_err();
     assert_eq!((outside.code(), reason(&outside).as_str()), (Code::NotFound, "WORKSPACE_NOT_FOUND"));
+    assert_eq!(outside.message(), "refused: WORKSPACE_NOT_FOUND", "the runner says why");
     let runner = message(&conversation, "x", "builder", "nobody:/w/a");
     let runner = world.client.send_message(runner).await.unwrap_err();
     assert_eq!((runner.code(), reason(&runner).as_str()), (Code::NotFound, "RUNNER_NOT_FOUND"));
