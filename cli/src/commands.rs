@@ -25,6 +25,21 @@ use crate::status::Failure;
 
 /// Runs a command to its exit code.
 pub(crate) async fn run(cli: Cli, output: Output) -> Result<Exit, Failure> {
+    // These start their own.
+    let asks = !matches!(cli.command, Command::Up(_) | Command::Demo(_));
+    let global = cli.global.clone();
+    act(cli, output).await.map_err(|mut failure| {
+        if asks
+            && failure.is_no_connection()
+            && let Ok(server) = server(&global)
+        {
+            failure.message = format!("no control plane answers at {server}: {}", failure.message);
+        }
+        failure
+    })
+}
+
+async fn act(cli: Cli, output: Output) -> Result<Exit, Failure> {
     let Cli { global, command } = cli;
     match command {
         Command::Completions { shell } => Ok(completions(shell, output)),

@@ -72,6 +72,15 @@ impl Failure {
         self
     }
 
+    /// Whether no connection came about.
+    pub(crate) fn is_no_connection(&self) -> bool {
+        // The transport tells it in words alone.
+        let words = ["connect error", "dns error"];
+        self.passes_by_itself()
+            && self.reason.is_empty()
+            && words.iter().any(|word| self.message.contains(word))
+    }
+
     /// It as the person or the program is told.
     pub(crate) fn told(&self, output: Output) -> String {
         if output.is_json() { self.json().to_string() } else { self.human() }

@@ -21,7 +21,9 @@ async fn a_server_that_is_not_there_is_exit_code_6_with_advice() {
         let ended = run(&args).await;
         assert_eq!((ended.code, ended.stdout.as_str()), (6, ""), "{args:?} {ended:?}");
         assert!(
-            ended.stderr.contains("refused") && ended.stderr.contains("roundhouse up"),
+            ended.stderr.contains("no control plane answers at http://127.0.0.1:1: ")
+                && ended.stderr.contains("refused")
+                && ended.stderr.contains("roundhouse up"),
             "{}",
             ended.stderr
         );
