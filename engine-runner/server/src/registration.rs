@@ -130,7 +130,7 @@ async fn register(
                         tracing::error!(
                             bound,
                             other = response.control_plane_id,
-                            "this runner is bound to another control plane; `engine-runner reset` undoes that"
+                            "this runner is bound to another control plane; `engine-runner reset`, or `roundhouse runners reset`, undoes that"
                         );
                         return None;
                     }

@@ -258,6 +258,7 @@ async fn closing_needs_an_idle_session_and_keeps_it_resumable() {
     assert_eq!(next_turn(&rig, 2).await, Opened::Resumed);
 }
 
+#[cfg(feature = "failpoints")]
 #[tokio::test]
 async fn s47_a_stopping_runner_never_says_that_it_does_not_know_a_turn_that_goes_on() {
     let mut rig = Rig::with(With::failpoint("runner::halted=3000*pause")).await.unwrap();
