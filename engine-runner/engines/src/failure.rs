@@ -198,6 +198,21 @@ pub struct Failure {
 }
 
 impl Failure {
+    /// The engine printed a line that is longer than the framing allows, perhaps without end: `length` bytes at least.
+    #[must_use]
+    pub fn oversized_line(length: u64) -> Self {
+        let message = format!("the engine printed a line of {length} bytes or more, which is over the limit");
+        Self {
+            native_code: Some("oversized_line".to_owned()),
+            what_to_do:
+                "Look at the line's beginning in the raw output. If the engine is right to print such lines, \
+                         raise max_line_bytes in the runner's configuration; then retry the turn."
+                    .to_owned(),
+            retryable: true,
+            ..Self::new(Reason::OutputInvalid, message)
+        }
+    }
+
     /// A failure with the reason's own advice and nothing else known.
     #[must_use]
     pub fn new(reason: Reason, message: impl AsRef<str>) -> Self {

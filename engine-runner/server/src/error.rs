@@ -106,6 +106,11 @@ impl Error {
     pub fn invalid(field: &'static str, message: impl Into<String>) -> Self {
         Self::Invalid { field, message: message.into() }
     }
+
+    /// A Send that repeats a message id with another text.
+    pub(crate) fn other_text() -> Self {
+        Self::invalid("text", "differs from what was sent under this message id")
+    }
 }
 
 impl From<roundhouse_process::record::RecordError> for Error {

@@ -5,6 +5,7 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use roundhouse_config::Credentials;
@@ -14,7 +15,8 @@ use roundhouse_engines::{
     Verdict,
 };
 use roundhouse_process::{
-    EnvVar, KeeperLimits, KeeperPlan, PipePayload, Request, Response, Secret, SpawnError, spawn_keeper,
+    EnvVar, KeeperHandle, KeeperLimits, KeeperPlan, PipePayload, Request, Response, Secret, SpawnError,
+    close_dead, spawn_keeper,
 };
 
 use crate::{
@@ -26,6 +28,7 @@ use crate::{
     journal::{ProcessOpen, SessionOpen},
     keeper::{Attach, attach},
     session_record::{Launched, SessionRecord},
+    spawn_failure,
     state_dir::make_dir,
     workspace::{Workspace, open_regular, sha256_prefix},
 };
@@ -483,17 +486,20 @@ pub(crate) async fn start(
     .await
     .map_err(|error| Error::Internal(format!("start task: {error}")))??;
     crate::kill_point!("runner::after_spawn");
-    let (keeper, frames, status) = attach(Attach {
+    let reach = Attach {
         dir: dir.clone(),
         owner: context.state.runner_id().to_owned(),
         after: Some(0),
         timeout: context.settings.keeper_timeout,
         handle: Some(handle),
-    })
-    .await
-    .map_err(|error| {
-        refused(Failure::new(Reason::Process, format!("the keeper cannot be reached: {}", chain(&error))))
-    })?;
+    };
+    let (keeper, frames, status) = match attach(reach).await {
+        Ok(attached) => attached,
+        Err(error) => {
+            let failure = format!("the keeper cannot be reached: {}", chain(&error));
+            return Err(not_started(context, dir, temporary, failure).await);
+        }
+    };
     let mut engine = Box::new(Engine {
         session_id,
         spool_id: planned.spool_id,
@@ -517,10 +523,39 @@ pub(crate) async fn start(
         Ok(Response::Turn { .. }) => Ok(engine),
         Ok(_) => Err(Error::Internal("a keeper answered a turn's begin with something else".to_owned())),
         Err(error) => {
-            engine.keeper.kill();
-            Err(refused(Failure::new(Reason::Process, format!("the keeper failed: {error}"))))
+            let (dir, temporary) = (engine.dir.clone(), engine.temporary.clone());
+            drop(engine);
+            Err(not_started(context, dir, temporary, format!("the keeper failed: {error}")).await)
         }
     }
+}
+
+/// Time for the end of a keeper that did not come to serve.
+const CLOSE: Duration = Duration::from_secs(5);
+
+/// Why a new keeper does not serve: the engine that it could not start, or itself, which is ended then.
+async fn not_started(context: &Context, dir: PathBuf, temporary: PathBuf, otherwise: String) -> Error {
+    let owner = context.state.runner_id().to_owned();
+    let told = tokio::task::spawn_blocking(move || {
+        let ended = KeeperHandle::find(&dir).and_then(|handle| {
+            // One that could not start its engine is on its way out and has told why before it let go of its socket.
+            if spawn_failure::read(&dir).is_none() {
+                handle.kill()?;
+            }
+            handle.wait(CLOSE)
+        });
+        let told = spawn_failure::read(&dir);
+        match close_dead(&dir, &owner, CLOSE) {
+            Ok(_) => {
+                let _ = std::fs::remove_dir_all(&temporary);
+            }
+            Err(error) => {
+                tracing::warn!(dir = %dir.display(), ?ended, error = chain(&error), "a keeper that does not serve stays");
+            }
+        }
+        told
+    });
+    refused(told.await.ok().flatten().unwrap_or_else(|| Failure::new(Reason::Process, otherwise)))
 }
 
 /// Why a live keeper is not taken up.

@@ -31,6 +31,7 @@ mod request;
 mod runner;
 mod session_record;
 mod slots;
+mod spawn_failure;
 mod startup;
 mod state_dir;
 mod turn;

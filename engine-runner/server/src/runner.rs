@@ -1,7 +1,7 @@
 //! The runner as its callers see it: which turns there are, who may open one, and what each call means.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
     time::Duration,
@@ -15,12 +15,14 @@ use tokio::sync::oneshot;
 use crate::{
     context::Context,
     error::{Error, chain},
+    ids::delivery_id,
     journal::{Journal, Record, SessionOpen, StopCause, TurnOpen},
     launch,
     request::{Answer, Open, Send},
     session_record::SessionRecord,
     state_dir::{make_dir, read_json, write_json},
     turn::{self, Command, Handle, OpenAnswer, OpenReply, Start, State},
+    workspace::sha256,
 };
 
 /// What is left of a turn after Acknowledge, or of one that was cancelled before it was known.
@@ -36,6 +38,9 @@ pub(crate) struct Tombstone {
     pub session_id: String,
     /// The delivery ids that were used.
     pub delivery_ids: Vec<String>,
+    /// SHA-256 of each delivery's text, lower-case hex, by delivery id. Tombstones of earlier versions have none.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub texts: BTreeMap<String, String>,
     /// How it ended, as the contract's number. 0: it was cancelled before it was opened.
     pub outcome: i32,
     /// The journal's last number.
@@ -378,35 +383,38 @@ impl Runner {
     /// What the contract names.
     pub async fn send(&self, request: Send) -> Result<String, Error> {
         let Some(handle) = self.find(&request.turn_id)? else {
-            let delivery =
-                crate::ids::delivery_id(&request.turn_id, &request.session_id, &request.message_id);
             return match self.tombstone(&request.turn_id)? {
-                Some(tombstone) if tombstone.delivery_ids.contains(&delivery) => Ok(delivery),
-                Some(_) => Err(Error::WrongState(format!("turn {} has ended", request.turn_id))),
+                Some(tombstone) => sent_before_tombstone(&tombstone, &request),
                 None => Err(Error::TurnNotFound(request.turn_id)),
             };
         };
         self.check_epoch(&handle, request.epoch)?;
-        let turn_id = request.turn_id.clone();
-        if handle.hub.ended() {
-            let delivery = crate::ids::delivery_id(&turn_id, &request.session_id, &request.message_id);
-            let known = self.deliveries(&turn_id)?;
-            return if known.contains(&delivery) {
-                Ok(delivery)
-            } else {
-                Err(Error::WrongState(format!("turn {turn_id} has ended")))
-            };
+        if !handle.hub.ended() {
+            let asked = Box::new(request.clone());
+            if let Some(answer) = handle.ask(|answer| Command::Send(asked, answer)).await {
+                return answer;
+            }
+            if !handle.hub.ended() {
+                return Err(self.no_answer(&request.turn_id));
+            }
+            // It ended before it came to the question: a repeat is answered as any later one.
         }
-        handle
-            .ask(|answer| Command::Send(Box::new(request), answer))
-            .await
-            .unwrap_or_else(|| Err(self.no_answer(&turn_id)))
+        self.sent_before(&request)
     }
 
-    /// The delivery ids in a turn's journal.
-    fn deliveries(&self, turn_id: &str) -> Result<Vec<String>, Error> {
-        let records = Journal::read(&self.context.state.journal(turn_id))?;
-        Ok(State::fold(&records).messages.into_iter().map(|message| message.delivery_id).collect())
+    /// The answer to a Send of a turn that has ended: only a repeat has one.
+    fn sent_before(&self, request: &Send) -> Result<String, Error> {
+        let journal = self.context.state.journal(&request.turn_id);
+        match Journal::read(&journal) {
+            Ok(records) => State::fold(&records)
+                .sent_before(request)
+                .unwrap_or_else(|| Err(Error::WrongState(format!("turn {} has ended", request.turn_id)))),
+            Err(error) => match self.tombstone(&request.turn_id)? {
+                // It was acknowledged meanwhile.
+                Some(tombstone) if !journal.exists() => sent_before_tombstone(&tombstone, request),
+                _ => Err(error),
+            },
+        }
     }
 
     /// Cancel.
@@ -468,6 +476,7 @@ impl Runner {
             epoch,
             session_id: String::new(),
             delivery_ids: Vec::new(),
+            texts: BTreeMap::new(),
             outcome: 0,
             last_number: 0,
             made_unix_seconds: jiff::Timestamp::now().as_second(),
@@ -645,6 +654,11 @@ impl Runner {
             conversation_id: handle.conversation_id.clone(),
             epoch: handle.epoch,
             session_id: state.session.map(|session| session.session_id).unwrap_or_default(),
+            texts: state
+                .messages
+                .iter()
+                .map(|message| (message.delivery_id.clone(), sha256(message.text.as_bytes())))
+                .collect(),
             delivery_ids: state.messages.into_iter().map(|message| message.delivery_id).collect(),
             outcome: state.terminal.map_or(2, |terminal| terminal.outcome),
             last_number: state.last,
@@ -697,6 +711,18 @@ impl Runner {
     pub fn drain(&self, undrain: bool) -> usize {
         self.context.draining.store(!undrain, Ordering::Relaxed);
         self.running().len()
+    }
+}
+
+/// The answer to a Send of a turn of which a tombstone is left. A text whose digest is not known passes for the same.
+fn sent_before_tombstone(tombstone: &Tombstone, request: &Send) -> Result<String, Error> {
+    let delivery = delivery_id(&request.turn_id, &request.session_id, &request.message_id);
+    if !tombstone.delivery_ids.contains(&delivery) {
+        return Err(Error::WrongState(format!("turn {} has ended", request.turn_id)));
+    }
+    match tombstone.texts.get(&delivery) {
+        Some(known) if *known != sha256(request.text.as_bytes()) => Err(Error::other_text()),
+        _ => Ok(delivery),
     }
 }
 

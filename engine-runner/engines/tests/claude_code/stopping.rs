@@ -104,7 +104,10 @@ fn a_line_without_end_fails_the_turn_and_asks_for_the_ladder() {
     assert_eq!(stops, 1);
     let Some(Output::TurnEnded(end)) = outputs.last() else { panic!("{outputs:?}") };
     let TurnOutcome::Failed { failure } = &end.outcome else { panic!("{end:?}") };
-    assert_eq!(failure.native_code.as_deref(), Some("oversized_line"));
+    assert_eq!(
+        (failure.reason, failure.native_code.as_deref()),
+        (Reason::OutputInvalid, Some("oversized_line"))
+    );
     assert!(!reader.standing().quiescent, "it takes no other turn");
 }
 

@@ -265,6 +265,10 @@ fn a_line_without_end_fails_the_turn_and_asks_for_the_ladder() {
     frames.push(exit(None, Some(15)));
     let told = play_frames(frames);
     position(&told, |output| matches!(output, Output::MustStop { .. }));
-    assert_eq!(failure(&told).native_code.as_deref(), Some("oversized_line"));
+    let told_failure = failure(&told);
+    assert_eq!(
+        (told_failure.reason, told_failure.native_code.as_deref()),
+        (Reason::OutputInvalid, Some("oversized_line"))
+    );
     assert_eq!(failure(&told).signal, Some(15));
 }

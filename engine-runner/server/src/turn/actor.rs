@@ -221,6 +221,8 @@ pub(super) struct Turn {
     pub(super) remembering: Option<tokio::task::JoinHandle<()>>,
     /// The engine's end was seen by its keeper.
     pub(super) exit_seen: bool,
+    /// Why the keeper of the current process could not start its engine.
+    pub(super) spawn_failed: Option<Failure>,
     /// The engine must be stopped for this reason.
     pub(super) must_stop: Option<Failure>,
     /// The idle timer ran out, and what lies unread is waited for once more.
@@ -304,6 +306,7 @@ pub(super) fn build(context: &Arc<Context>, start: Start) -> Option<(Turn, Handl
         intents: BTreeSet::new(),
         remembering: None,
         exit_seen: false,
+        spawn_failed: None,
         must_stop: None,
         silence_doubted: false,
         turn_end: None,
@@ -476,8 +479,8 @@ impl Turn {
             Command::Open(_, answer) => {
                 let _ = answer.send(Err(Arc::new(late())));
             }
-            Command::Send(_, answer) => {
-                let _ = answer.send(Err(late()));
+            Command::Send(send, answer) => {
+                let _ = answer.send(self.state.sent_before(&send).unwrap_or_else(|| Err(late())));
             }
             Command::Answer(_, answer) => {
                 let _ = answer.send(Err(late()));

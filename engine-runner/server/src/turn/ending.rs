@@ -266,11 +266,14 @@ impl Turn {
             return Err(error);
         }
         self.stage = Stage::Ended;
-        // Callers that still wait learn it from the turn's end.
-        let ended_error = || Error::WrongState(format!("turn {} has ended", self.id));
-        for opener in self.openers.drain(..) {
-            let _ = opener.send(Err(Arc::new(ended_error())));
-        }
+        // Callers that still wait for the opening learn why there is none.
+        let error = match self.outcome() {
+            (Outcome::Failed | Outcome::Lost, Some(failure)) => {
+                Error::Refused { failure: Box::new(failure), started: true }
+            }
+            _ => Error::WrongState(format!("turn {} has ended", self.id)),
+        };
+        self.answer_openers(&Err(Arc::new(error)));
         for (delivery_id, senders) in self.senders.drain() {
             for sender in senders {
                 // Accepted it was: what became of it is told by the terminal event.
@@ -332,7 +335,8 @@ impl Turn {
         if self.state.warned.contains(message) { Ok(()) } else { self.warn(message) }
     }
 
-    fn terminal(&self) -> TerminalEvent {
+    /// How the turn ends, and why where there is something to say.
+    fn outcome(&self) -> (Outcome, Option<Failure>) {
         let end = self.turn_end.as_deref();
         let base = match end.map(|end| &end.outcome) {
             Some(TurnOutcome::Failed { failure }) => Some(failure.clone()),
@@ -347,8 +351,7 @@ impl Turn {
             unavailable: reason == Reason::Deadline && base.as_ref().is_some_and(|base| base.unavailable),
             ..Failure::new(reason, message)
         };
-        let spool_id = self.spool_id();
-        let (outcome, failure) = match self.state.stop {
+        match self.state.stop {
             // Not even a cancel is one while an engine may be at work.
             _ if self.in_doubt.is_some() => (Outcome::Lost, self.in_doubt.clone()),
             Some(StopCause::Cancel) => (
@@ -380,7 +383,13 @@ impl Turn {
                 Some(ours(Reason::IdleTimeout, "the keeper of the engine did not answer".to_owned())),
             ),
             None => self.own_outcome(end, base.clone()),
-        };
+        }
+    }
+
+    fn terminal(&self) -> TerminalEvent {
+        let end = self.turn_end.as_deref();
+        let spool_id = self.spool_id();
+        let (outcome, failure) = self.outcome();
         let answer = end.and_then(|end| end.answer.as_ref());
         TerminalEvent {
             outcome: outcome.into(),

@@ -307,6 +307,7 @@ impl Turn {
         self.owed.clear();
         self.timers.input = None;
         self.exit_seen = false;
+        self.spawn_failed = None;
         self.turn_end = None;
         self.replay_until = 0;
         self.replaying = false;
@@ -410,6 +411,11 @@ impl Turn {
             // The end of the process is what the ladder waits for.
             return Ok(());
         }
+        if let Some(failure) = self.spawn_failed.take() {
+            // Whatever the reader made of a process that never was.
+            self.release_refused(failure, false);
+            return Ok(());
+        }
         let unusable = failed.failure.reason == Reason::SessionUnusable;
         let next = match failed.retry_as {
             Some(mode) if self.state.starts < STARTS => Released::Again(Some(mode)),
@@ -467,10 +473,12 @@ impl Turn {
         let limit = self.context.settings.engine_start_timeout;
         let failure =
             Failure::new(Reason::Process, format!("the engine did not prove its opening within {limit:?}"));
-        self.release(Released::Refuse(Arc::new(Error::Refused {
-            failure: Box::new(failure),
-            started: true,
-        })));
+        self.release_refused(failure, true);
+    }
+
+    /// Ends the process, and refuses the opening with this failure.
+    pub(super) fn release_refused(&mut self, failure: Failure, started: bool) {
+        self.release(Released::Refuse(Arc::new(Error::Refused { failure: Box::new(failure), started })));
     }
 
     /// The opening is refused. A turn that nobody can know of is forgotten; another one fails with the same reason.

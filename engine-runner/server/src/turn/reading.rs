@@ -24,7 +24,7 @@ use crate::{
     ids,
     journal::{MessageMark, Record, Source, StopCause},
     keeper::AskError,
-    request,
+    request, spawn_failure,
 };
 
 /// How long a message waits for the look at the worktree before the turn. In a large repository it takes seconds.
@@ -71,7 +71,11 @@ impl Turn {
                     self.timers.input = Some(Instant::now() + INPUT_GRACE);
                 }
             }
-            process::FrameBody::Exit(_) | process::FrameBody::SpawnFailed { .. } => self.exit_seen = true,
+            process::FrameBody::Exit(_) => self.exit_seen = true,
+            process::FrameBody::SpawnFailed { stage, errno, message } => {
+                self.exit_seen = true;
+                self.spawn_failed = Some(spawn_failure::of(*stage, *errno, message));
+            }
             process::FrameBody::StorageFault(_) => self.force_stop(StopCause::Storage),
             _ => {}
         }
@@ -155,6 +159,11 @@ impl Turn {
                 self.timers.settle = Some(Instant::now() + self.context.settings.settle_timeout);
                 Ok(())
             }
+            Output::MustStop { failure } if self.stage == Stage::Opening && self.stopping.is_none() => {
+                // Nothing is lost with the process, and who waits for the opening is told why.
+                self.release_refused(*failure, true);
+                Ok(())
+            }
             Output::MustStop { failure } => {
                 self.must_stop = Some(*failure);
                 self.terminate();
@@ -236,10 +245,8 @@ impl Turn {
                     Reason::Process,
                     "the engine ended before it had opened its session",
                 );
-                self.release(Released::Refuse(std::sync::Arc::new(Error::Refused {
-                    failure: Box::new(failure),
-                    started: true,
-                })));
+                let failure = self.spawn_failed.take().unwrap_or(failure);
+                self.release_refused(failure, true);
             }
             Stage::Open if self.turn_end.is_none() && self.stopping.is_some() => self.end_without_engine(),
             Stage::Open if self.turn_end.is_none() => self.reopen(),
@@ -259,14 +266,9 @@ impl Turn {
         answer: oneshot::Sender<Result<String, Error>>,
     ) -> Result<(), Error> {
         let delivery_id = ids::delivery_id(&self.id, &send.session_id, &send.message_id);
-        let known = self.state.message_of(&delivery_id).cloned();
         let wrong = |text: String| Err(Error::WrongState(text));
-        if let Some(known) = known {
-            let _ = answer.send(if known.text == send.text {
-                Ok(delivery_id)
-            } else {
-                Err(Error::invalid("text", "differs from what was sent under this message id"))
-            });
+        if let Some(repeated) = self.state.sent_before(&send) {
+            let _ = answer.send(repeated);
             return Ok(());
         }
         let current =

@@ -6,9 +6,14 @@ use roundhouse_proto::engine::v1::{
     TerminalEvent, event_body::Kind, evidence_event::Point, notice_event, phase_event::Phase,
 };
 
-use crate::journal::{
-    AnswerMark, MessageMark, OpenedMark, PermissionMark, ProcessOpen, Record, SessionOpen, Source, StopCause,
-    TurnOpen,
+use crate::{
+    error::Error,
+    ids,
+    journal::{
+        AnswerMark, MessageMark, OpenedMark, PermissionMark, ProcessOpen, Record, SessionOpen, Source,
+        StopCause, TurnOpen,
+    },
+    request,
 };
 
 /// A permission request of the turn.
@@ -203,6 +208,15 @@ impl State {
     #[must_use]
     pub(crate) fn message_of(&self, delivery_id: &str) -> Option<&MessageMark> {
         self.messages.iter().find(|message| message.delivery_id == delivery_id)
+    }
+
+    /// The answer to a Send of a message that was accepted before: its delivery id, or a refusal when the text is another
+    /// one. The same in every state of the turn. None: it is not known.
+    #[must_use]
+    pub(crate) fn sent_before(&self, send: &request::Send) -> Option<Result<String, Error>> {
+        let delivery_id = ids::delivery_id(&send.turn_id, &send.session_id, &send.message_id);
+        let known = self.message_of(&delivery_id)?;
+        Some(if known.text == send.text { Ok(delivery_id) } else { Err(Error::other_text()) })
     }
 
     /// Whether any event has a number: then a client may know of the turn.

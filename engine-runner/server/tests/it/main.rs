@@ -8,6 +8,7 @@
 )]
 
 mod facts;
+mod opening;
 mod permissions;
 mod recovery;
 mod rig;

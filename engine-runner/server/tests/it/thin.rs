@@ -2,7 +2,8 @@
 
 use pretty_assertions::assert_eq;
 use roundhouse_proto::engine::v1::{
-    self as proto, Outcome, inspect_response::State, start_or_resume_response::Result as Opened,
+    self as proto, Outcome, event_body::Kind, inspect_response::State,
+    start_or_resume_response::Result as Opened,
 };
 
 use crate::rig::{Rig, Turn, names, reason, terminal};
@@ -68,21 +69,39 @@ async fn s49_fifty_callers_at_once_make_one_process() {
 }
 
 #[tokio::test]
-async fn a_repeated_send_delivers_once_and_another_text_is_refused() {
-    let rig = Rig::start().await.unwrap();
+async fn a_repeated_send_delivers_once_and_another_text_is_refused_in_every_state() {
+    let mut rig = Rig::start().await.unwrap();
     let mut client = rig.client().await.unwrap();
     let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
     turn.open(&mut client).await.unwrap();
-    let first = turn.send(&mut client, "[[text:once]]").await.unwrap();
-    assert_eq!(turn.send(&mut client, "[[text:once]]").await.unwrap(), first);
-    let other = turn.send(&mut client, "[[text:twice]]").await.unwrap_err();
-    assert_eq!(reason(&other), "FIELD_INVALID");
+    let first = turn.send(&mut client, "[[text:once]][[stall]]").await.unwrap();
+    let same = async |rig: &Rig, state: &str| {
+        let mut client = rig.client().await.unwrap();
+        let again = turn.send(&mut client, "[[text:once]][[stall]]").await;
+        assert_eq!(again.unwrap(), first, "{state}");
+        let other = turn.send(&mut client, "[[text:twice]]").await.unwrap_err();
+        assert_eq!(reason(&other), "FIELD_INVALID", "{state}: {other:?}");
+    };
+    let mut follower = turn.follow(&mut client, 0, false).await.unwrap();
+    follower.until(|kind| matches!(kind, Kind::Text(_))).await.unwrap();
+    same(&rig, "running").await;
+    turn.cancel(&mut client).await.unwrap();
     let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
     assert_eq!(names(&events).iter().filter(|name| name.starts_with("text ")).count(), 1);
-    assert_eq!(turn.send(&mut client, "[[text:once]]").await.unwrap(), first);
+    same(&rig, "ended").await;
+    rig.service.kill().await.unwrap();
+    rig.again().await.unwrap();
+    same(&rig, "ended in an earlier life").await;
+    let mut client = rig.client().await.unwrap();
     turn.acknowledge(&mut client).await.unwrap();
-    assert_eq!(turn.send(&mut client, "[[text:once]]").await.unwrap(), first);
+    same(&rig, "acknowledged").await;
     assert_eq!(reason(&turn.open(&mut client).await.unwrap_err()), "WRONG_STATE");
+    // A tombstone of a version that kept no digest still answers a repeat.
+    let tombstone = rig.state.join("turns/trn_1/tombstone.json");
+    let mut old: serde_json::Value = serde_json::from_slice(&std::fs::read(&tombstone).unwrap()).unwrap();
+    assert!(old.as_object_mut().unwrap().remove("texts").is_some());
+    std::fs::write(&tombstone, old.to_string()).unwrap();
+    assert_eq!(turn.send(&mut client, "[[text:once]][[stall]]").await.unwrap(), first);
 }
 
 #[tokio::test]

@@ -15,7 +15,7 @@ mod usage;
 
 use crate::{
     event::{Event, Notice, NoticeKind, PermissionRequest},
-    failure::{Failure, Reason},
+    failure::Failure,
     frame::{Exit, Frame, FrameBody},
     limit,
     translate::{
@@ -216,12 +216,8 @@ impl ClaudeTranslator {
         if self.stage == Stage::Ended || self.doomed.is_some() {
             return;
         }
-        let message = format!("the engine printed a line of {length} bytes or more, which is over the limit");
-        let failure = Failure {
-            native_code: Some("oversized_line".to_owned()),
-            ..Failure::new(Reason::Process, &message)
-        };
-        self.notice(Notice::new(NoticeKind::Warning, "oversized_line", &message), out);
+        let failure = Failure::oversized_line(length);
+        self.notice(Notice::new(NoticeKind::Warning, "oversized_line", &failure.message), out);
         self.doomed = Some(failure.clone());
         out.push(Output::MustStop { failure: Box::new(failure) });
     }

@@ -20,7 +20,7 @@ use uuid::Uuid;
 
 use crate::{
     event::{Event, Notice, NoticeKind},
-    failure::{Failure, Reason},
+    failure::Failure,
     frame::{Frame, FrameBody},
     plan::{NativeRef, OpenMode},
     translate::{
@@ -260,12 +260,8 @@ impl CodexTranslator {
         if self.stage == Stage::Ended || self.doomed.is_some() {
             return;
         }
-        let message = format!("the engine printed a line of {length} bytes or more, which is over the limit");
-        let failure = Failure {
-            native_code: Some("oversized_line".to_owned()),
-            ..Failure::new(Reason::Process, &message)
-        };
-        self.notice(Notice::new(NoticeKind::Warning, "oversized_line", &message), out);
+        let failure = Failure::oversized_line(length);
+        self.notice(Notice::new(NoticeKind::Warning, "oversized_line", &failure.message), out);
         self.doomed = Some(failure.clone());
         out.push(Output::MustStop { failure: Box::new(failure) });
     }
