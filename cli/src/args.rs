@@ -174,6 +174,16 @@ pub(crate) enum Command {
         \"next\"}]}. Exit code 1 when a check failed"
     )]
     Doctor,
+    /// Ask one service, control plane or runner, whether it serves; for health checks
+    #[command(
+        after_long_help = "JSON: {\"url\", \"serving\": bool}. Exit code 0 when it serves, 1 when it says that it does \
+        not, 6 when nothing answers within 5 s"
+    )]
+    Health {
+        /// Where it listens
+        #[arg(value_name = "URL", default_value = "http://127.0.0.1:7450")]
+        url: String,
+    },
     /// Engine CLIs: list them, install the pinned ones
     #[command(after_long_help = "Without a subcommand it lists. JSON: as list")]
     Engines {

@@ -5,6 +5,7 @@ mod config;
 pub(crate) mod conversations;
 mod doctor;
 pub(crate) mod engines;
+mod health;
 mod listing;
 mod permissions;
 mod runners;
@@ -25,8 +26,8 @@ use crate::status::Failure;
 
 /// Runs a command to its exit code.
 pub(crate) async fn run(cli: Cli, output: Output) -> Result<Exit, Failure> {
-    // These start their own.
-    let asks = !matches!(cli.command, Command::Up(_) | Command::Demo(_));
+    // These start their own, or name what they ask.
+    let asks = !matches!(cli.command, Command::Up(_) | Command::Demo(_) | Command::Health { .. });
     let global = cli.global.clone();
     act(cli, output).await.map_err(|mut failure| {
         if asks
@@ -78,6 +79,7 @@ async fn act(cli: Cli, output: Output) -> Result<Exit, Failure> {
             engines::run(&global, what.unwrap_or(EnginesCommand::List), output).await
         }
         Command::Doctor => doctor::run(&global, output).await,
+        Command::Health { url } => health::run(&url, output).await,
         Command::Up(args) => crate::up::run(&global, args, output).await,
         Command::Demo(args) => crate::demo::run(&global, args, output).await,
     }

@@ -34,6 +34,19 @@ async fn a_server_that_is_not_there_is_exit_code_6_with_advice() {
 }
 
 #[tokio::test]
+async fn a_service_that_is_not_there_or_that_never_answers_is_not_healthy() {
+    let ended = run(&["health", "http://127.0.0.1:1"]).await;
+    assert_eq!((ended.code, ended.stdout.as_str()), (6, ""), "{ended:?}");
+    assert!(ended.stderr.contains("nothing answers at http://127.0.0.1:1"), "{}", ended.stderr);
+    // It accepts and says nothing.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = silent.local_addr().expect("an address").to_string();
+    let ended = run(&["health", &url]).await;
+    assert_eq!((ended.code, ended.stdout.as_str()), (6, ""), "{ended:?}");
+    assert!(ended.stderr.contains("did not answer within 5 s"), "{}", ended.stderr);
+}
+
+#[tokio::test]
 async fn a_send_whose_fate_is_unknown_says_how_to_repeat_it() {
     let ended =
         run(&["--server", "http://127.0.0.1:1", "send", "-c", "cnv_1", "--request-id", "r-7", "hi"]).await;

@@ -101,6 +101,10 @@ async fn ctrl_c_stops_both_and_leaves_no_process() {
     let runners = up.run(&["runners"]).await.json();
     assert_eq!(runners["runners"][0]["runner_id"], up.ready["runner_id"]);
     assert_eq!(runners["runners"][0]["state"], "ONLINE");
+    for service in ["control_plane", "runner"] {
+        let health = up.run(&["health", &up.text(service)]).await;
+        assert_eq!((health.code, &health.json()["serving"]), (0, &Value::Bool(true)), "{health:?}");
+    }
     assert!(up.processes().len() >= 3, "{:?}", up.processes());
     // To the parent alone, as well as to a whole group: the children have groups of their own.
     signal(up.child.id().expect("runs"), "INT").await;

@@ -10,6 +10,7 @@
 //! engines, spools hold what they said, journals hold what was told of it.
 
 mod args;
+mod container;
 mod context;
 mod engine;
 mod environment;

@@ -29,6 +29,7 @@ use tonic::transport::{Server, server::TcpIncoming};
 
 use crate::{
     args::{Act, Args, LogFormat},
+    container,
     context::{Context, Homes},
     epochs::Epochs,
     error::{Error, chain},
@@ -282,7 +283,7 @@ impl Prepared {
     pub async fn stop(self) {
         let context = Arc::clone(&self.runner.context);
         context.shutdown.cancel();
-        let main_process = std::process::id() == 1;
+        let main_process = container::is_main_process();
         if main_process && !context.settings.stop_turns {
             let running = self.runner.running();
             tracing::info!(turns = running.len(), "waiting for running turns");
