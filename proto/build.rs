@@ -5,12 +5,13 @@ use std::path::PathBuf;
 
 use prost::Message as _;
 
-const FILES: [&str; 7] = [
+const FILES: [&str; 8] = [
     "roundhouse/engine/v1/error_reason.proto",
     "roundhouse/engine/v1/event.proto",
     "roundhouse/engine/v1/engine_runner.proto",
     "roundhouse/control/v1/conversation.proto",
     "roundhouse/control/v1/session.proto",
+    "roundhouse/control/v1/summary.proto",
     "roundhouse/control/v1/agent.proto",
     "roundhouse/control/v1/runner.proto",
 ];

@@ -7,6 +7,10 @@ use clap_complete::Shell;
 
 use crate::exit;
 
+mod sharing;
+
+pub(crate) use sharing::{SessionsCommand, SummaryCommand};
+
 const LONG_ABOUT: &str = "\
 Roundhouse keeps coding agents: conversations that outlive their engines.
 
@@ -112,7 +116,7 @@ pub(crate) enum Command {
     /// When the connection is lost it is taken up again after the last event, without gap or repeat.
     #[command(
         after_long_help = "JSON: one value a line: {\"cursor\", \"at\", \"kind\": turn_event | message | turn \
-        | session | partial | partial_reset, ...}. A turn_event has turn_id, seq, event (the kind) and body"
+        | session | summary | partial | partial_reset, ...}. A turn_event has turn_id, seq, event (the kind) and body"
     )]
     Events(EventsArgs),
     /// Cancel a turn; what it has written so far is kept, nothing in the workspace is undone
@@ -140,6 +144,9 @@ pub(crate) enum Command {
     /// The native sessions of the engines
     #[command(after_long_help = "JSON: {\"sessions\": [{...}]}; of one session {\"session\": {...}}")]
     Sessions(SessionsArgs),
+    /// The summary of a conversation, which new sessions are told in the place of what it covers: show, store
+    #[command(subcommand)]
+    Summary(SummaryCommand),
     /// The engine runners, with their roots and engines
     #[command(after_long_help = "Without a subcommand it lists. JSON: as list")]
     Runners {
@@ -400,7 +407,11 @@ pub(crate) struct TurnsArgs {
 
 /// Of `sessions`.
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct SessionsArgs {
+    /// What to do with one [default: list them]
+    #[command(subcommand)]
+    pub(crate) what: Option<SessionsCommand>,
     /// A conversation (its id, or PROJECT:PROVIDER:ID), or a session [default: all]
     pub(crate) of: Option<String>,
     #[command(flatten)]
@@ -413,6 +424,24 @@ pub(crate) enum RunnersCommand {
     /// List the runners that have registered
     #[command(after_long_help = "JSON: {\"runners\": [{...}]}")]
     List,
+    /// Let a runner finish what runs and take nothing new; what waits for it fails after a minute, and can be retried
+    #[command(after_long_help = "JSON: {\"runner\": {...}}")]
+    Drain {
+        /// Its id, or the name of its host when one runner alone bears it
+        runner: String,
+        /// Makes a repeat harmless [default: a fresh one]
+        #[arg(long, value_name = "ID")]
+        request_id: Option<String>,
+    },
+    /// Let a drained runner take new turns again (as a restart of it does)
+    #[command(after_long_help = "JSON: {\"runner\": {...}}")]
+    Undrain {
+        /// Its id, or the name of its host when one runner alone bears it
+        runner: String,
+        /// Makes a repeat harmless [default: a fresh one]
+        #[arg(long, value_name = "ID")]
+        request_id: Option<String>,
+    },
     /// Unbind the runner of a state directory on this host from its control plane, when that one is gone for good
     ///
     /// The runner must not run. It belongs to the control plane with which it registers next.

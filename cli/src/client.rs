@@ -9,6 +9,7 @@ use roundhouse_proto::control::v1::agent_service_client::AgentServiceClient;
 use roundhouse_proto::control::v1::conversation_service_client::ConversationServiceClient;
 use roundhouse_proto::control::v1::runner_service_client::RunnerServiceClient;
 use roundhouse_proto::control::v1::session_service_client::SessionServiceClient;
+use roundhouse_proto::control::v1::summary_service_client::SummaryServiceClient;
 use tonic::transport::{Channel, Endpoint};
 
 use crate::exit::Exit;
@@ -65,6 +66,10 @@ impl Client {
 
     pub(crate) fn agents(&self) -> AgentServiceClient<Channel> {
         AgentServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES)
+    }
+
+    pub(crate) fn summaries(&self) -> SummaryServiceClient<Channel> {
+        SummaryServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES)
     }
 
     /// The bare connection.

@@ -10,6 +10,7 @@ mod listing;
 mod permissions;
 mod runners;
 mod send;
+pub(crate) mod sharing;
 mod stream;
 pub(crate) mod turns;
 
@@ -17,7 +18,7 @@ use roundhouse_config::{Config, Sources};
 
 use crate::args::{
     AgentsCommand, Cli, Command, ConversationsCommand, EnginesCommand, Global, Page, PermissionsCommand,
-    RunnersCommand, WorkspacesCommand,
+    RunnersCommand, SessionsArgs, WorkspacesCommand,
 };
 use crate::client::Client;
 use crate::exit::Exit;
@@ -56,9 +57,19 @@ async fn act(cli: Cli, output: Output) -> Result<Exit, Failure> {
         }
         Command::Messages(args) => listing::messages(&client(&global)?, args, output).await,
         Command::Turns(args) => turns::run(&client(&global)?, args, output).await,
+        Command::Summary(what) => sharing::summary(&client(&global)?, what, output).await,
+        Command::Sessions(SessionsArgs { what: Some(what), .. }) => {
+            sharing::session(&client(&global)?, what, output).await
+        }
         Command::Sessions(args) => listing::sessions(&client(&global)?, args, output).await,
         Command::Runners { what: None | Some(RunnersCommand::List) } => {
             listing::runners(&client(&global)?, output).await
+        }
+        Command::Runners { what: Some(RunnersCommand::Drain { runner, request_id }) } => {
+            sharing::drain(&client(&global)?, runner, false, request_id, output).await
+        }
+        Command::Runners { what: Some(RunnersCommand::Undrain { runner, request_id }) } => {
+            sharing::drain(&client(&global)?, runner, true, request_id, output).await
         }
         Command::Runners { what: Some(RunnersCommand::Reset { state_dir }) } => {
             runners::reset(&global, state_dir, output)

@@ -141,6 +141,7 @@ impl Follower {
                 Item::Message(_)
                 | Item::Turn(_)
                 | Item::Session(_)
+                | Item::Summary(_)
                 | Item::Partial(_)
                 | Item::PartialReset(_),
             )

@@ -8,6 +8,8 @@ use roundhouse_proto::control::v1 as control;
 use roundhouse_proto::engine::v1 as engine;
 use serde_json::{Map, Value, json};
 
+use crate::commands::sharing::summary_json;
+
 /// The name of an enum value without its prefix.
 macro_rules! name {
     ($ty:ty, $value:expr, $prefix:literal) => {
@@ -109,7 +111,7 @@ pub(crate) fn timestamp(time: Option<&prost_types::Timestamp>) -> Option<Timesta
     Timestamp::new(time.seconds, time.nanos).ok()
 }
 
-fn time(value: Option<&prost_types::Timestamp>) -> Value {
+pub(crate) fn time(value: Option<&prost_types::Timestamp>) -> Value {
     timestamp(value).map_or(Value::Null, |time| json!(time.to_string()))
 }
 
@@ -270,6 +272,7 @@ pub(crate) fn engine_facts(engine: &engine::Engine) -> Value {
             "prompt_change_on_resume": support(can.prompt_change_on_resume),
             "model_change_on_resume": support(can.model_change_on_resume),
             "effort_levels": can.effort_levels,
+            "continuable_models": can.continuable_models,
         })
     });
     json!({
@@ -473,6 +476,7 @@ pub(crate) fn stream_item(item: &control::StreamEventsResponse) -> Value {
         }
         Some(Item::Message(it)) => ("message", json!({"message": message(it)})),
         Some(Item::Turn(it)) => ("turn", json!({"turn": turn(it)})),
+        Some(Item::Summary(it)) => ("summary", json!({"summary": summary_json(it)})),
         Some(Item::Session(it)) => ("session", json!({"session": session(it)})),
         Some(Item::Partial(it)) => {
             let partial = it.partial.as_ref().map(|partial| {

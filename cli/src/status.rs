@@ -195,6 +195,9 @@ fn exit_of(code: Code, reason: Option<ErrorReason>) -> Exit {
             | R::WorkspaceNotFound
             | R::RunnerNotFound
             | R::PermissionNotFound
+            | R::SummaryNotFound
+            | R::VersionMismatch
+            | R::RunnerConflict
             | R::RequestIdReused
             | R::StaleEpoch
             | R::TurnInProgress
@@ -247,6 +250,16 @@ fn next_of(code: Code, reason: Option<ErrorReason>, failure: &Failure) -> Option
             "`roundhouse runners` shows the runners; name a workspace as <runner>:<path>".to_owned()
         }
         Some(R::PermissionNotFound) => "`roundhouse permissions list` shows the open requests".to_owned(),
+        Some(R::SummaryNotFound) => {
+            "`roundhouse summary put` stores one; `summary get` without --version shows the current one".to_owned()
+        }
+        Some(R::VersionMismatch) => format!(
+            "`roundhouse summary get` shows what is there now; write again with --expected-version {}",
+            of("current_version")
+        ),
+        Some(R::RunnerConflict) => {
+            "give each runner its own state directory and an address that leads to it".to_owned()
+        }
         Some(R::RequestIdReused) => {
             "use a new --request-id, or send exactly what was sent under this one".to_owned()
         }

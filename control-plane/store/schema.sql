@@ -145,6 +145,17 @@ CREATE TABLE slot (
     time INTEGER NOT NULL
 ) STRICT;
 
+CREATE TABLE summary (
+    key INTEGER PRIMARY KEY,
+    conversation_key INTEGER NOT NULL REFERENCES conversation (key),
+    version INTEGER NOT NULL CHECK (version > 0),
+    through INTEGER NOT NULL CHECK (through > 0),
+    text TEXT NOT NULL,
+    author TEXT NOT NULL,
+    create_time INTEGER NOT NULL,
+    UNIQUE (conversation_key, version)
+) STRICT;
+
 CREATE TABLE turn (
     key INTEGER PRIMARY KEY,
     id TEXT NOT NULL UNIQUE,
@@ -171,7 +182,7 @@ CREATE TABLE turn (
     start_time INTEGER,
     cancel_time INTEGER,
     end_time INTEGER,
-    acknowledge_time INTEGER,
+    acknowledge_time INTEGER, summary_version INTEGER,
     CHECK ((end_time IS NOT NULL) = (state IN ('COMPLETED', 'FAILED', 'CANCELLED', 'LOST')))
 ) STRICT;
 

@@ -33,5 +33,10 @@ pub const PROTOCOL_VERSION: u32 = 1;
 /// The largest gRPC message that either service sends or accepts, in bytes.
 pub const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
 
+/// Metadata key under which a call names the runner it is meant for. A runner of another id refuses such a call
+/// (RUNNER_CONFLICT), so that an address that somebody else has by now is never taken for the runner's silence or its
+/// word. Without it a call is for whoever answers.
+pub const RUNNER_ID_HEADER: &str = "roundhouse-runner-id";
+
 /// `domain` of every `google.rpc.ErrorInfo`.
 pub const ERROR_DOMAIN: &str = "roundhouse";

@@ -400,7 +400,7 @@ impl Show {
             Some(Item::Turn(turn)) if turn.status == control::TurnStatus::Queued as i32 => {
                 self.output.note("waits for the turns before it");
             }
-            Some(Item::Turn(_) | Item::Message(_) | Item::Session(_)) | None => {}
+            Some(Item::Turn(_) | Item::Message(_) | Item::Session(_) | Item::Summary(_)) | None => {}
         }
     }
 

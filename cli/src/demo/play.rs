@@ -296,9 +296,10 @@ impl Scene<'_> {
                 self.event(body).await?;
                 Ok(false)
             }
-            Some(Item::TurnEvent(_) | Item::Message(_) | Item::Turn(_) | Item::Session(_)) | None => {
-                Ok(false)
-            }
+            Some(
+                Item::TurnEvent(_) | Item::Message(_) | Item::Turn(_) | Item::Session(_) | Item::Summary(_),
+            )
+            | None => Ok(false),
         }
     }
 

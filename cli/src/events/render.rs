@@ -33,6 +33,10 @@ pub(crate) fn item(item: &control::StreamEventsResponse) -> Option<String> {
             };
             ("", format!("session   {} {state}{reason}", session.session_id))
         }
+        Item::Summary(summary) => {
+            let told = format!("summary   version {} up to position {}", summary.version, summary.through);
+            ("", told)
+        }
         Item::Partial(partial) => {
             let text = partial.partial.as_ref().map_or("", |partial| partial.text.as_str());
             (partial.turn_id.as_str(), format!("partial   {}", first_line(text, LINE_CHARS)))

@@ -22,6 +22,8 @@ named_enum! {
         WorkspaceHeldByLostTurn = "WORKSPACE_HELD_BY_LOST_TURN",
         /// The runner of an active turn is not heard of.
         RunnerSilent = "RUNNER_SILENT",
+        /// The runner of an active turn that was not begun yet takes no new turns.
+        RunnerDraining = "RUNNER_DRAINING",
         /// The newest turn failed.
         TurnFailed = "TURN_FAILED",
         /// The newest turn is lost.
@@ -89,6 +91,17 @@ pub fn attention(facts: &AttentionFacts, now: crate::time::Timestamp) -> Vec<Att
                 reason: AttentionReason::RunnerSilent,
                 turn_id: turn_id.clone(),
                 next_action: format!("check runner {} ({})", runner.info.name, runner.info.id),
+            });
+        }
+        let begun = active.state != TurnState::Dispatching;
+        if let Some(runner) = facts.runner.as_ref().filter(|r| r.draining && !begun) {
+            list.push(Attention {
+                reason: AttentionReason::RunnerDraining,
+                turn_id: turn_id.clone(),
+                next_action: format!(
+                    "end the draining of runner {} ({}), or start it again",
+                    runner.info.name, runner.info.id
+                ),
             });
         }
         if let Some(holder) = facts.held_by.as_ref().filter(|h| !active.holds_slot && h.turn_id != *turn_id) {

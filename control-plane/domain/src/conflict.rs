@@ -53,6 +53,14 @@ pub enum Conflict {
     /// The workspace's slot is held by another turn than the caller named.
     #[error("the workspace is held by another turn")]
     OtherHolder,
+    /// The writer of a summary does not know the current version.
+    #[error("the summary has version {current}, not {expected}; read it and write again")]
+    SummaryVersion {
+        /// The version that the writer knows.
+        expected: u64,
+        /// The current one; 0 when there is none.
+        current: u64,
+    },
     /// The cursor is older than what is kept.
     #[error("changes up to {pruned_through} are pruned")]
     CursorPruned {
@@ -81,6 +89,8 @@ pub enum Kind {
     Runner,
     /// A permission.
     Permission,
+    /// A summary.
+    Summary,
 }
 
 impl Kind {
@@ -95,6 +105,7 @@ impl Kind {
             Self::Workspace => "workspace",
             Self::Runner => "runner",
             Self::Permission => "permission",
+            Self::Summary => "summary",
         }
     }
 }

@@ -204,6 +204,11 @@ pub enum Fact {
         /// Why.
         reason: String,
     },
+    /// The summary has a new version.
+    SummaryChanged {
+        /// The version.
+        version: u64,
+    },
     /// The archive flag changed.
     Archived {
         /// The flag.

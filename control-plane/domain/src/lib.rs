@@ -24,6 +24,7 @@ pub mod permission;
 pub mod queue;
 pub mod runner;
 pub mod session;
+pub mod summary;
 pub mod time;
 pub mod turn;
 pub mod usage;

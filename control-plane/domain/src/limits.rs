@@ -9,6 +9,9 @@ pub const MAX_USER_MESSAGE: usize = 1024 * 1024;
 /// Largest stored agent message, in bytes; longer ones are cut on a character boundary and flagged.
 pub const MAX_AGENT_MESSAGE: usize = 1024 * 1024;
 
+/// Largest summary, in bytes.
+pub const MAX_SUMMARY: usize = 256 * 1024;
+
 /// Largest encoded event, in bytes: a payload of 64,000 bytes and what goes round it.
 pub const MAX_EVENT: usize = 72_000;
 

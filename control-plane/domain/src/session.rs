@@ -215,6 +215,14 @@ pub fn choose(sessions: &[Session], want: &Want<'_>, continues: impl Fn(&str, &s
     }
 }
 
+/// Where a session's watermark stands when the engine took a message at `position`: it has that message, and with it
+/// all that was given as context in the same delivery, of which `through` is the last position. That is a later one
+/// than the message's when a turn is tried again: the text of the failed try stands after the message.
+#[must_use]
+pub fn watermark_at_acceptance(now: Position, position: Position, through: Option<Position>) -> Position {
+    now.max(position).max(through.unwrap_or(Position::START))
+}
+
 /// Where a session's watermark stands after its turn ended.
 ///
 /// In doubt a message is given again rather than left out: it moves to the agent's message only when the turn

@@ -34,6 +34,7 @@ fn not_found(kind: Kind, id: String) -> Error {
         Kind::Workspace => Missing::Workspace,
         Kind::Runner => Missing::Runner,
         Kind::Permission => Missing::Permission,
+        Kind::Summary => Missing::Summary,
         // No call names a message; one that is missing is a hole in what is stored.
         Kind::Message => return Error::internal(format!("message {id} is missing")),
     };
@@ -53,6 +54,7 @@ fn conflicting(conflict: Conflict) -> Error {
         | Conflict::IllegalTransition(_)
         | Conflict::Retry(RetryRefusal::Completed | RetryRefusal::NotLast)
         | Conflict::OtherHolder => Error::WrongState { message },
+        Conflict::SummaryVersion { expected, current } => Error::VersionMismatch { expected, current },
         Conflict::CursorUnknown => Error::CursorInvalid,
         // The caller knows the conversation and makes a cursor of the number.
         Conflict::CursorPruned { pruned_through } => {

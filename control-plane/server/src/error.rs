@@ -27,6 +27,8 @@ pub(crate) enum Missing {
     Runner,
     /// A permission request.
     Permission,
+    /// A summary, or that version of it.
+    Summary,
 }
 
 impl Missing {
@@ -40,6 +42,7 @@ impl Missing {
             Self::Workspace => "workspace",
             Self::Runner => "runner",
             Self::Permission => "permission request",
+            Self::Summary => "summary",
         }
     }
 }
@@ -129,6 +132,26 @@ pub(crate) enum Error {
         /// This one.
         ours: String,
     },
+    /// The runner's id or address is another one's.
+    #[error("{message}")]
+    RunnerConflict {
+        /// What is in the way, and what to do.
+        message: String,
+        /// The runner that has it.
+        runner: String,
+        /// Where that one is.
+        address: String,
+    },
+    /// What is to be changed was changed by somebody else.
+    #[error(
+        "the summary has version {current}, not {expected}; read it, and write again with expected_version {current}"
+    )]
+    VersionMismatch {
+        /// What the caller knows.
+        expected: u64,
+        /// What is there.
+        current: u64,
+    },
     /// The conversation has no agent or workspace yet and the request names none.
     #[error("the conversation has no {what} yet; name one in the request")]
     TargetMissing {
@@ -203,6 +226,8 @@ impl Error {
             | Self::StaleEpoch { .. }
             | Self::ProtocolVersion { .. }
             | Self::RunnerBound { .. }
+            | Self::RunnerConflict { .. }
+            | Self::VersionMismatch { .. }
             | Self::TargetMissing { .. }
             | Self::CursorInvalid
             | Self::CursorPruned { .. }

@@ -8,6 +8,7 @@ use roundhouse_domain::event::NewEvent;
 use roundhouse_domain::id::{
     ConversationId, Epoch, MessageId, RequestId, RunnerId, SessionId, TurnId, WorkspaceId,
 };
+use roundhouse_domain::message::Position;
 use roundhouse_domain::outcome::{Outcome, TurnError};
 use roundhouse_domain::permission::Decision;
 use roundhouse_domain::runner::{RunnerClaims, RunnerInfo};
@@ -281,6 +282,38 @@ pub struct ListSessions {
     pub limit: usize,
 }
 
+/// See [`crate::Store::mark_session_unusable`].
+#[derive(Clone, Debug)]
+pub struct MarkSessionUnusable {
+    /// Makes the call repeatable.
+    pub request: Option<RequestKey>,
+    /// The session.
+    pub session_id: SessionId,
+    /// Why, in one sentence.
+    pub reason: String,
+    /// Now.
+    pub time: Timestamp,
+}
+
+/// See [`crate::Store::put_summary`].
+#[derive(Clone, Debug)]
+pub struct PutSummary {
+    /// Makes the call repeatable.
+    pub request: Option<RequestKey>,
+    /// The conversation.
+    pub conversation_id: ConversationId,
+    /// The version that the writer knows as the current one; 0: none.
+    pub expected_version: u64,
+    /// It speaks of the history up to this position, that one included.
+    pub through: Position,
+    /// The text.
+    pub text: String,
+    /// Who writes.
+    pub author: String,
+    /// Now.
+    pub time: Timestamp,
+}
+
 /// See [`crate::Store::register_runner`].
 #[derive(Clone, Debug)]
 pub struct RegisterRunner {
@@ -288,6 +321,19 @@ pub struct RegisterRunner {
     pub info: RunnerInfo,
     /// What it still knows of conversations and turns.
     pub claims: RunnerClaims,
+    /// Now.
+    pub time: Timestamp,
+}
+
+/// See [`crate::Store::set_draining`].
+#[derive(Clone, Debug)]
+pub struct SetDraining {
+    /// Makes the call repeatable.
+    pub request: Option<RequestKey>,
+    /// The runner.
+    pub runner_id: RunnerId,
+    /// Whether it takes no new turns.
+    pub draining: bool,
     /// Now.
     pub time: Timestamp,
 }

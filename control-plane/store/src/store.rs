@@ -12,6 +12,7 @@ use roundhouse_domain::outcome::{Outcome, TurnError};
 use roundhouse_domain::permission::Permission;
 use roundhouse_domain::runner::Runner;
 use roundhouse_domain::session::Session;
+use roundhouse_domain::summary::Summary;
 use roundhouse_domain::time::Timestamp;
 use roundhouse_domain::turn::Turn;
 use roundhouse_domain::usage::Usage;
@@ -19,8 +20,9 @@ use roundhouse_domain::workspace::{SlotHolder, Workspace};
 
 use crate::command::{
     AcceptMessage, AgentMessage, AnswerPermission, AppendEvents, ChooseSession, CloseTurn,
-    CreateConversation, Diagnosis, FreeWorkspace, ListConversations, ListPermissions, ListSessions, Owner,
-    RecordOpening, RegisterRunner, ReplaceSession, RequestCancel, RequestKey, RetryTurn, SetArchived,
+    CreateConversation, Diagnosis, FreeWorkspace, ListConversations, ListPermissions, ListSessions,
+    MarkSessionUnusable, Owner, PutSummary, RecordOpening, RegisterRunner, ReplaceSession, RequestCancel,
+    RequestKey, RetryTurn, SetArchived, SetDraining,
 };
 use crate::error::Result;
 use crate::hint::Hints;
@@ -246,8 +248,9 @@ pub trait Store: Send + Sync + 'static {
     /// Crash: repeat; the first reason stands.
     ///
     /// # Errors
-    /// `NotFound`, `Conflict::TurnInProgress` while a turn of its conversation runs or waits.
-    async fn mark_session_unusable(&self, id: &SessionId, reason: &str, time: Timestamp) -> Result<Session>;
+    /// `NotFound`, `Conflict::TurnInProgress` while a turn of its conversation runs or waits,
+    /// `Conflict::RequestIdReused`.
+    async fn mark_session_unusable(&self, command: MarkSessionUnusable) -> Result<Session>;
 
     /// One session.
     ///
@@ -260,6 +263,30 @@ pub trait Store: Send + Sync + 'static {
     /// # Errors
     /// `NotFound` when `after` is no session.
     async fn list_sessions(&self, query: ListSessions) -> Result<Page<Session>>;
+
+    // --- summaries ---
+
+    /// Stores the next version of a conversation's summary, if the writer knows the current one. Earlier versions are
+    /// kept. Turns promoted from here on are told of this one.
+    ///
+    /// Crash: repeat; with a request id the version that it made comes back.
+    ///
+    /// # Errors
+    /// `NotFound`, `Invalid` (text, author, a position that is not there), `Conflict::SummaryVersion`,
+    /// `Conflict::RequestIdReused`.
+    async fn put_summary(&self, command: PutSummary) -> Result<Summary>;
+
+    /// A version of a conversation's summary; unset means the current one.
+    ///
+    /// # Errors
+    /// `NotFound` (conversation, or a summary that is not there).
+    async fn get_summary(&self, id: &ConversationId, version: Option<u64>) -> Result<Summary>;
+
+    /// The summary that was current when the turn was promoted; none when there was none, or while it waits.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    async fn turn_summary(&self, id: &TurnId) -> Result<Option<Summary>>;
 
     // --- events ---
 
@@ -387,8 +414,14 @@ pub trait Store: Send + Sync + 'static {
     /// Crash: repeat.
     ///
     /// # Errors
-    /// `NotFound`.
-    async fn set_draining(&self, runner: &RunnerId, draining: bool) -> Result<Runner>;
+    /// `NotFound`, `Conflict::RequestIdReused`.
+    async fn set_draining(&self, command: SetDraining) -> Result<Runner>;
+
+    /// Whether a call under this key was answered before. Reads only.
+    ///
+    /// # Errors
+    /// `Conflict::RequestIdReused`.
+    async fn answered_before(&self, request: &RequestKey) -> Result<bool>;
 
     /// One runner.
     ///

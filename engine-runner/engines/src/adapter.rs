@@ -57,6 +57,8 @@ pub struct Capabilities {
     pub prompt_change_on_resume: Support,
     /// A session can go on with another model.
     pub model_change_on_resume: Support,
+    /// The models that a session can go on with; empty: any.
+    pub continuable_models: Vec<&'static str>,
     /// One process serves many turns.
     pub warm: Support,
     /// How usage is reported.

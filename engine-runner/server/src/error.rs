@@ -56,6 +56,14 @@ pub enum Error {
         /// The turn.
         turn_id: String,
     },
+    /// The call is meant for another runner, whose address this one has by now.
+    #[error("the call is meant for the runner {meant}; here answers {ours}")]
+    OtherRunner {
+        /// The runner that the caller means.
+        meant: String,
+        /// This one.
+        ours: String,
+    },
     /// The call makes no sense in the turn's state.
     #[error("{0}")]
     WrongState(String),

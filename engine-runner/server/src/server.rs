@@ -25,6 +25,7 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::server::NamedService as _;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Server, server::TcpIncoming};
 
 use crate::{
@@ -33,7 +34,7 @@ use crate::{
     context::{Context, Homes},
     epochs::Epochs,
     error::{Error, chain},
-    grpc::service::Service,
+    grpc::{addressee, service::Service},
     install::Versions,
     journal::StopCause,
     pool::{self, Pool},
@@ -219,9 +220,11 @@ async fn serve(
     stop: CancellationToken,
 ) -> Result<JoinHandle<Result<(), String>>, RunError> {
     let failed = |error: &dyn std::fmt::Display| RunError::Server(error.to_string());
+    let id = runner.context.state.runner_id().to_owned();
     let service = EngineRunnerServiceServer::new(Service::new(runner))
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
+    let service = InterceptedService::new(service, move |request| addressee::check(&id, request));
     let (health, health_service) = tonic_health::server::health_reporter();
     health.set_serving::<EngineRunnerServiceServer<Service>>().await;
     let reflection = || {

@@ -219,6 +219,45 @@ fn bad_requests_are_errors() {
     );
 }
 
+#[test]
+fn a_history_of_200_000_characters_keeps_its_opening_and_its_newest_messages() {
+    let texts: Vec<String> = (1..=40).map(|n| format!("message-{n:02} {}", "ä".repeat(4_989))).collect();
+    let history: Vec<_> = (1..).zip(&texts).map(|(n, text)| said(n, Speaker::User, text)).collect();
+    assert_eq!(texts.iter().map(|text| chars(text)).sum::<usize>(), 200_000);
+    let composed = composed(&seed(&history));
+    let length = chars(&composed.text);
+    assert!(length <= DEFAULT_BUDGET_CHARS && length > DEFAULT_BUDGET_CHARS - 6_000, "{length}");
+    let omitted = composed.omitted.expect("something was left out");
+    // A quarter of the room holds five whole messages, the rest seventeen or eighteen.
+    assert_eq!(omitted.first, 6);
+    let opening: Vec<u64> = (1..omitted.first).collect();
+    let newest: Vec<u64> = (omitted.last + 1..=40).collect();
+    assert_eq!(composed.given, [opening, newest].concat());
+    assert_eq!(omitted.count as u64, omitted.last - omitted.first + 1);
+    assert!(composed.cut.is_empty(), "whole messages only");
+    for position in &composed.given {
+        let text = texts.get(usize::try_from(*position).unwrap() - 1).unwrap();
+        assert_eq!(composed.text.matches(text.as_str()).count(), 1, "message {position}");
+    }
+}
+
+#[test]
+fn a_retry_is_given_everything_but_its_own_message() {
+    let history = [
+        said(1, Speaker::User, "one"),
+        said(2, Speaker::Agent, "two"),
+        said(3, Speaker::User, "the question"),
+        HistoryMessage { incomplete: true, ..said(4, Speaker::Agent, "half an answer") },
+    ];
+    let request = Request { own_position: Some(3), own_text: "the question", ..seed(&history) };
+    let fresh = composed(&request);
+    assert_eq!(fresh.given, [1, 2, 4]);
+    assert!(record(&fresh).contains("(interrupted: it ended before it was finished)\nhalf an answer"));
+    // The session that failed knows all but what came of its own try.
+    let resumed = composed(&Request { purpose: Purpose::CatchUp { after: 3 }, ..request });
+    assert_eq!(resumed.given, [4]);
+}
+
 /// Histories from tiny to far beyond the budget, with texts of one to four bytes a character.
 fn histories() -> impl Strategy<Value = Vec<(Speaker, String, bool)>> {
     let speaker = prop::sample::select(vec![Speaker::User, Speaker::Agent, Speaker::System]);
@@ -303,5 +342,40 @@ proptest! {
         }
         // The same request, the same text.
         prop_assert_eq!(compose(&request), Ok(Some(composed)));
+    }
+
+    #[test]
+    fn the_promises_hold_with_a_prompt_a_summary_and_an_own_message(
+        parts in histories(),
+        room in MIN_BUDGET_CHARS..16_000,
+        prompt in prop::option::of("[a-zé \\n]{0,3000}"),
+        summary in prop::option::of(("[a-zé \\n]{1,40}".prop_map(|unit| unit.repeat(300)), 1u64..30)),
+        own in prop::option::of(1u64..40),
+    ) {
+        let history: Vec<HistoryMessage<'_>> = (1..).zip(&parts)
+            .map(|(position, (speaker, text, _))| said(position, *speaker, text)).collect();
+        let budget = room + prompt.as_deref().map_or(0, chars) + 200;
+        let told = summary.as_ref().map(|(text, through)| Summary { text, through: *through });
+        let purpose = Purpose::Seed { agent_prompt: prompt.as_deref(), summary: told };
+        let request = Request { purpose, budget, own_position: own, own_text: "own", ..seed(&history) };
+        let after = told.map_or(0, |summary| summary.through);
+        let relevant: Vec<u64> =
+            history.iter().map(|m| m.position).filter(|p| *p > after && Some(*p) != own).collect();
+        let Some(composed) = compose(&request).expect("composes") else {
+            prop_assert!(relevant.is_empty() && prompt.is_none() && summary.is_none());
+            return Ok(());
+        };
+        prop_assert!(chars(&composed.text) <= budget);
+        // The prompt is whole, the summary is said to be there exactly when it is.
+        if let Some(prompt) = &prompt {
+            prop_assert!(composed.text.contains(prompt.as_str()));
+        }
+        let heading = format!("[{}] Summary of the conversation up to message {after}\n", composed.code);
+        prop_assert_eq!(composed.summary, summary.is_some());
+        prop_assert_eq!(composed.text.matches(&heading).count(), usize::from(summary.is_some()));
+        // S63: every later message is given or accounted for, none that it covers, never the own one.
+        let left_out = composed.omitted.map_or(0, |omitted| omitted.count);
+        prop_assert_eq!(composed.given.len() + left_out, relevant.len());
+        prop_assert!(composed.given.iter().all(|position| relevant.contains(position)));
     }
 }

@@ -110,6 +110,26 @@ fn s11_effort_keeps_the_session_and_a_changed_prompt_says_what_it_did() {
 }
 
 #[test]
+fn s10_switching_back_resumes_the_earlier_row_whatever_came_between() {
+    let first = agent("Be brief.");
+    let mut second = agent("Review.");
+    second.name = "reviewer".into();
+    second.engine = "codex".into();
+    let rows = [session(1, 5, &first), session(2, 9, &second)];
+    for (agent, row) in [(&first, &rows[0]), (&second, &rows[1]), (&first, &rows[0])] {
+        let resume = Choice::Resume { session_id: row.id.clone(), prompt: PromptUse::Unchanged };
+        assert_eq!(pick(&rows, agent, true), resume);
+    }
+}
+
+#[test]
+fn what_was_given_beside_a_message_counts_when_the_message_was_taken() {
+    assert_eq!(watermark_at_acceptance(Position(2), Position(5), Some(Position(4))), Position(5));
+    assert_eq!(watermark_at_acceptance(Position(2), Position(5), Some(Position(6))), Position(6));
+    assert_eq!(watermark_at_acceptance(Position(9), Position(5), None), Position(9));
+}
+
+#[test]
 fn a_watermark_never_falls_and_moves_to_the_answer_only_when_the_turn_completed() {
     assert_eq!(watermark_at_end(Position(4), true, Some(Position(5))), Position(5));
     assert_eq!(watermark_at_end(Position(4), false, Some(Position(5))), Position(4));

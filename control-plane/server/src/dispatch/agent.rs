@@ -93,3 +93,29 @@ pub(crate) fn capabilities<'a>(
 pub(crate) fn supported(support: i32) -> bool {
     support == i32::from(engine::Support::Supported)
 }
+
+/// Whether a session of the engine can go on with the model `to`, when its last turn used another one.
+pub(crate) fn continues(capabilities: &engine::EngineCapabilities, to: &str) -> bool {
+    let listed = &capabilities.continuable_models;
+    supported(capabilities.model_change_on_resume)
+        && (listed.is_empty() || listed.iter().any(|model| model == to))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn s10_only_a_listed_model_is_continued_with() {
+        let with = |support: engine::Support, models: &[&str]| engine::EngineCapabilities {
+            model_change_on_resume: support.into(),
+            continuable_models: models.iter().map(|&model| model.to_owned()).collect(),
+            ..Default::default()
+        };
+        assert!(continues(&with(engine::Support::Supported, &[]), "any"));
+        assert!(continues(&with(engine::Support::Supported, &["a", "b"]), "b"));
+        assert!(!continues(&with(engine::Support::Supported, &["a", "b"]), "c"));
+        assert!(!continues(&with(engine::Support::Unknown, &[]), "a"));
+        assert!(!continues(&with(engine::Support::Unsupported, &["a"]), "a"));
+    }
+}

@@ -141,11 +141,11 @@ impl Drive {
             agent: snapshot,
             prompt_change_on_resume: agent::supported(capabilities.prompt_change_on_resume),
         };
-        let any_model = agent::supported(capabilities.model_change_on_resume);
+        let continues = |_: &str, to: &str| agent::continues(capabilities, to);
         let resumable = capabilities.resumable != i32::from(engine::Support::Unsupported);
         let sessions: &[Session] = if resumable { &dispatch.sessions } else { &[] };
         let new = || SessionPick::New(SessionId::new(clock::uuid()));
-        let (pick, prompt) = match choose(sessions, &want, |_, _| any_model) {
+        let (pick, prompt) = match choose(sessions, &want, continues) {
             Choice::Resume { session_id, prompt } => (SessionPick::Existing(session_id), prompt),
             Choice::New { prompt } => (new(), prompt),
         };

@@ -1,7 +1,7 @@
 //! The context of a turn: what its session is to be told before the message.
 
 use roundhouse_domain::context::{
-    Composed, ContextError, HistoryMessage, Purpose, Request, Speaker, compose,
+    Composed, ContextError, HistoryMessage, Purpose, Request, Speaker, Summary, compose,
 };
 use roundhouse_domain::message::{Message, Position, Role};
 use roundhouse_domain::session::Session;
@@ -30,11 +30,21 @@ pub(super) async fn for_session(
     budget: usize,
 ) -> Result<Option<Composed>, Failure> {
     let seed = session.native_ref.is_none();
-    let after = if seed { Position::START } else { session.watermark };
+    let summary =
+        if seed { store.turn_summary(&dispatch.turn.id).await.map_err(Failure::Store)? } else { None };
+    let after = if seed {
+        // What a summary covers is not even read.
+        summary.as_ref().map_or(Position::START, |summary| summary.through)
+    } else {
+        session.watermark
+    };
     let messages = read(store, dispatch, after).await.map_err(Failure::Store)?;
     let history: Vec<HistoryMessage<'_>> = messages.iter().filter_map(entry).collect();
     let purpose = if seed {
-        Purpose::Seed { agent_prompt: None, summary: None }
+        let summary =
+            summary.as_ref().map(|summary| Summary { text: &summary.text, through: summary.through.0 });
+        // The agent's prompt reaches the engine by its own way.
+        Purpose::Seed { agent_prompt: None, summary }
     } else {
         Purpose::CatchUp { after: after.0 }
     };

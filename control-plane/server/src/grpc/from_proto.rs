@@ -22,7 +22,7 @@ const MAX_EXTERNAL: usize = 200;
 /// Longest title, in bytes.
 const MAX_TITLE: usize = 500;
 /// Longest name of a sender, in bytes.
-const MAX_ACTOR: usize = 200;
+pub(crate) const MAX_ACTOR: usize = 200;
 /// Longest agent name, in bytes.
 const MAX_AGENT: usize = 64;
 /// Longest workspace name, in bytes: a runner's name and a path.

@@ -10,6 +10,7 @@ mod page;
 mod runner;
 mod session;
 mod stream;
+mod summary;
 
 use std::sync::Arc;
 
@@ -17,6 +18,7 @@ use roundhouse_proto::control::v1::agent_service_server::AgentServiceServer;
 use roundhouse_proto::control::v1::conversation_service_server::ConversationServiceServer;
 use roundhouse_proto::control::v1::runner_service_server::RunnerServiceServer;
 use roundhouse_proto::control::v1::session_service_server::SessionServiceServer;
+use roundhouse_proto::control::v1::summary_service_server::SummaryServiceServer;
 use roundhouse_proto::{FILE_DESCRIPTOR_SET, MAX_MESSAGE_BYTES};
 use tonic::server::NamedService as _;
 use tonic::transport::server::{Router, Server};
@@ -45,6 +47,7 @@ pub(crate) async fn router(
     let (health, health_service) = tonic_health::server::health_reporter();
     health.set_serving::<ConversationServiceServer<Api>>().await;
     health.set_serving::<SessionServiceServer<Api>>().await;
+    health.set_serving::<SummaryServiceServer<Api>>().await;
     health.set_serving::<AgentServiceServer<Api>>().await;
     health.set_serving::<RunnerServiceServer<Api>>().await;
     let reflection = || {
@@ -56,6 +59,7 @@ pub(crate) async fn router(
             // The descriptors hold the runner's service, too; what is listed is what is served here.
             .with_service_name(ConversationServiceServer::<Api>::NAME)
             .with_service_name(SessionServiceServer::<Api>::NAME)
+            .with_service_name(SummaryServiceServer::<Api>::NAME)
             .with_service_name(AgentServiceServer::<Api>::NAME)
             .with_service_name(RunnerServiceServer::<Api>::NAME)
             .with_service_name("grpc.health.v1.Health")
@@ -83,6 +87,11 @@ pub(crate) async fn router(
                 .max_encoding_message_size(MAX_MESSAGE_BYTES),
         )
         .add_service(
+            SummaryServiceServer::new(api.clone())
+                .max_decoding_message_size(MAX_MESSAGE_BYTES)
+                .max_encoding_message_size(MAX_MESSAGE_BYTES),
+        )
+        .add_service(
             AgentServiceServer::new(api.clone())
                 .max_decoding_message_size(MAX_MESSAGE_BYTES)
                 .max_encoding_message_size(MAX_MESSAGE_BYTES),
@@ -99,6 +108,7 @@ pub(crate) async fn router(
 pub(crate) async fn going_away(health: &HealthReporter) {
     health.set_not_serving::<ConversationServiceServer<Api>>().await;
     health.set_not_serving::<SessionServiceServer<Api>>().await;
+    health.set_not_serving::<SummaryServiceServer<Api>>().await;
     health.set_not_serving::<AgentServiceServer<Api>>().await;
     health.set_not_serving::<RunnerServiceServer<Api>>().await;
     health.set_service_status("", tonic_health::ServingStatus::NotServing).await;

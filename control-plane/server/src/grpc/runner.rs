@@ -3,20 +3,21 @@
 use std::sync::Arc;
 
 use roundhouse_domain::conflict::Conflict;
-use roundhouse_domain::id::{ConversationId, Epoch, TurnId, WorkspaceId};
+use roundhouse_domain::id::{ConversationId, Epoch, RunnerId, TurnId, WorkspaceId};
 use roundhouse_domain::runner::{Root, Runner, RunnerClaims, RunnerInfo};
 use roundhouse_proto::PROTOCOL_VERSION;
 use roundhouse_proto::control::v1 as control;
 use roundhouse_proto::control::v1::runner_service_server::RunnerService;
-use roundhouse_proto::engine::v1 as engine;
-use roundhouse_store::{Error as StoreError, FreeWorkspace, RegisterRunner};
+use roundhouse_proto::engine::v1::{self as engine, DrainRequest};
+use roundhouse_store::{Error as StoreError, FreeWorkspace, RegisterRunner, SetDraining};
 use tonic::{Request, Response, Status};
 
 use super::from_proto::Check;
 use super::{Api, from_proto, to_proto};
-use crate::clock;
 use crate::error::{Error, Missing, Result};
+use crate::runners::link::who_answers;
 use crate::runners::{Beat, Claim, Standing, reconcile};
+use crate::{clock, targets};
 
 /// Roots of one runner at most.
 const MAX_ROOTS: usize = 200;
@@ -24,6 +25,8 @@ const MAX_ROOTS: usize = 200;
 const MAX_TEXT: usize = 4_096;
 /// Longest reason for freeing a workspace, in bytes.
 const MAX_REASON: usize = 1_000;
+/// Time for whoever is at an address to say who it is.
+const PROBE: std::time::Duration = std::time::Duration::from_secs(2);
 /// Workspaces per read of the store.
 const PAGE: usize = 1_000;
 
@@ -69,9 +72,86 @@ impl RunnerService for Api {
     ) -> Answer<control::FreeWorkspaceResponse> {
         Ok(Response::new(self.free(request.into_inner()).await?))
     }
+
+    async fn drain_runner(
+        &self,
+        request: Request<control::DrainRunnerRequest>,
+    ) -> Answer<control::DrainRunnerResponse> {
+        Ok(Response::new(self.drain(request.into_inner()).await?))
+    }
 }
 
 impl Api {
+    /// Refuses a registration whose address leads to another runner, or whose id a runner elsewhere bears.
+    ///
+    /// An address at which nobody answers is taken: what is behind it will say who it is with every call.
+    async fn check_identity(&self, id: &RunnerId, request: &control::RegisterRunnerRequest) -> Result<()> {
+        let address = &request.address;
+        if let Ok(facts) = who_answers(address, PROBE).await
+            && !facts.runner_id.is_empty()
+            && facts.runner_id != id.as_str()
+        {
+            return Err(Error::RunnerConflict {
+                message: format!(
+                    "at {address} answers the runner {}, not {id}; give each runner an address of its own that the \
+                     control plane reaches (runner.advertise)",
+                    facts.runner_id
+                ),
+                runner: facts.runner_id,
+                address: address.clone(),
+            });
+        }
+        let known = match self.app.store.get_runner(id).await {
+            Ok(runner) => runner.info,
+            Err(StoreError::NotFound { .. }) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        if known.address == *address {
+            return Ok(());
+        }
+        // It may have come back at another address, also on another host. Two that live at once are two.
+        if let Ok(facts) = who_answers(&known.address, PROBE).await
+            && facts.runner_id == id.as_str()
+            && (&facts.boot_id, &facts.hostname) != (&request.boot_id, &request.hostname)
+        {
+            return Err(Error::RunnerConflict {
+                message: format!(
+                    "a runner {id} lives at {} on host {}; two runners cannot share one state directory or a copy \
+                     of it: give this one an empty directory (runner.state_dir)",
+                    known.address, facts.hostname
+                ),
+                runner: facts.runner_id,
+                address: known.address,
+            });
+        }
+        Ok(())
+    }
+
+    async fn drain(&self, request: control::DrainRunnerRequest) -> Result<control::DrainRunnerResponse> {
+        let mut check = Check::default();
+        let body = control::DrainRunnerRequest { request_id: String::new(), ..request.clone() };
+        let key = from_proto::request_key(&mut check, &request.request_id, "DrainRunner", &body);
+        let id = check.take("runner_id", RunnerId::parse(&request.runner_id));
+        let (key, runner_id) = check.finish(key.zip(id))?;
+        let mut stored = self.app.store.get_runner(&runner_id).await?;
+        if !self.app.store.answered_before(&key).await? {
+            // The runner has the word over what it takes, so it is told first. A repeat tells it again.
+            let draining = !request.undrain;
+            let handle = self.app.runners.get(&runner_id);
+            let told = match handle.link() {
+                Ok(link) => link.drain(DrainRequest { undrain: request.undrain }).await,
+                Err(error) => Err(error),
+            };
+            let told = told.map_err(|error| targets::unreached(&runner_id, "", error))?;
+            handle.heard();
+            handle.set_draining(draining, told.running_turns);
+            let command = SetDraining { request: Some(key), runner_id, draining, time: clock::now() };
+            stored = self.app.store.set_draining(command).await?;
+            tracing::info!(runner_id = %stored.info.id, draining, "a person drains a runner, or ends it");
+        }
+        Ok(control::DrainRunnerResponse { runner: Some(self.runner(&stored)) })
+    }
+
     async fn register(
         &self,
         request: control::RegisterRunnerRequest,
@@ -102,6 +182,7 @@ impl Api {
         let epochs = epochs(&mut check, &request);
         let claims = claims(&mut check, &request);
         check.done()?;
+        self.check_identity(&id, &request).await?;
         let name = if request.hostname.is_empty() { id.to_string() } else { request.hostname.clone() };
         let command = RegisterRunner {
             info: RunnerInfo {
@@ -152,7 +233,9 @@ impl Api {
         }
         let stored = self.app.store.heartbeat(&id, clock::now()).await?;
         if stored.draining != request.draining {
-            self.app.store.set_draining(&id, request.draining).await?;
+            let draining = request.draining;
+            let command = SetDraining { request: None, runner_id: id, draining, time: clock::now() };
+            self.app.store.set_draining(command).await?;
         }
         Ok(())
     }

@@ -36,6 +36,7 @@ pub(crate) fn to_status(error: &Error) -> Status {
                 Missing::Workspace => R::WorkspaceNotFound,
                 Missing::Runner => R::RunnerNotFound,
                 Missing::Permission => R::PermissionNotFound,
+                Missing::Summary => R::SummaryNotFound,
             };
             details.set_resource_info(kind.word(), cut(id, 200), "", "");
             (Code::NotFound, name(reason))
@@ -67,6 +68,16 @@ pub(crate) fn to_status(error: &Error) -> Status {
         Error::RunnerBound { bound_to, .. } => {
             metadata.insert("control_plane_id".to_owned(), cut(bound_to, 64));
             (Code::FailedPrecondition, name(R::RunnerBound))
+        }
+        Error::RunnerConflict { runner, address, .. } => {
+            metadata.insert("runner_id".to_owned(), cut(runner, 64));
+            metadata.insert("address".to_owned(), cut(address, 200));
+            (Code::FailedPrecondition, name(R::RunnerConflict))
+        }
+        Error::VersionMismatch { expected, current } => {
+            metadata.insert("expected_version".to_owned(), expected.to_string());
+            metadata.insert("current_version".to_owned(), current.to_string());
+            (Code::Aborted, name(R::VersionMismatch))
         }
         Error::TargetMissing { what } => {
             metadata.insert("missing".to_owned(), (*what).to_owned());

@@ -249,6 +249,10 @@ impl Follower {
                 {
                     Some(Item::Session(to_proto::session(&store.get_session(session_id).await?)))
                 }
+                Fact::SummaryChanged { version } if self.turn.is_none() => {
+                    let summary = store.get_summary(&self.conversation, Some(*version)).await?;
+                    Some(Item::Summary(to_proto::told_summary(&summary)))
+                }
                 Fact::SessionUnusable { session_id, .. } if self.turn.is_none() => {
                     Some(Item::Session(to_proto::session(&store.get_session(session_id).await?)))
                 }
@@ -258,6 +262,7 @@ impl Follower {
                 | Fact::SessionChosen { .. }
                 | Fact::SessionOpened { .. }
                 | Fact::SessionUnusable { .. }
+                | Fact::SummaryChanged { .. }
                 | Fact::Archived { .. } => None,
             },
         })

@@ -12,6 +12,7 @@ use roundhouse_domain::outcome::{Reason, TurnError};
 use roundhouse_domain::permission::{Decision, Permission, SettledBy};
 use roundhouse_domain::runner::Root;
 use roundhouse_domain::session::{NativeRef, Origin, PromptUse, Session, SessionState};
+use roundhouse_domain::summary::Summary;
 use roundhouse_domain::time::Timestamp;
 use roundhouse_domain::turn::{Turn, TurnState};
 use roundhouse_domain::usage::Usage;
@@ -65,7 +66,9 @@ pub(crate) fn attention(view: &ConversationView, now: Timestamp) -> Vec<control:
                 AttentionReason::WaitingForWorkspace | AttentionReason::WorkspaceHeldByLostTurn => {
                     (R::WaitingForWorkspace, holder.clone())
                 }
-                AttentionReason::RunnerSilent => (R::WaitingForRunner, String::new()),
+                AttentionReason::RunnerSilent | AttentionReason::RunnerDraining => {
+                    (R::WaitingForRunner, String::new())
+                }
                 AttentionReason::TurnFailed => (R::Failed, String::new()),
                 AttentionReason::TurnLost => (R::Lost, String::new()),
             };
@@ -269,6 +272,26 @@ pub(crate) fn session(session: &Session) -> control::Session {
         update_time: Some(timestamp(session.use_time)),
         origin: origin.into(),
     }
+}
+
+/// A version of a summary, whole.
+pub(crate) fn summary(summary: &Summary) -> control::Summary {
+    control::Summary {
+        conversation_id: summary.conversation_id.to_string(),
+        version: summary.version,
+        through: summary.through.0,
+        text: summary.text.clone(),
+        truncated: false,
+        author: summary.author.clone(),
+        create_time: Some(timestamp(summary.create_time)),
+    }
+}
+
+/// A summary as streams show it: a long text is cut and flagged.
+pub(crate) fn told_summary(stored: &Summary) -> control::Summary {
+    let (text, truncated) = cut(&stored.text, LIST_BODY_BYTES);
+    let text = text.to_owned();
+    control::Summary { truncated, ..summary(&Summary { text, ..stored.clone() }) }
 }
 
 pub(crate) fn decision(decision: Decision) -> engine::PermissionDecision {

@@ -6,10 +6,14 @@
 
 use std::time::Duration;
 
-use roundhouse_proto::MAX_MESSAGE_BYTES;
+use roundhouse_domain::id::RunnerId;
 use roundhouse_proto::engine::v1 as engine;
 use roundhouse_proto::engine::v1::ErrorReason;
 use roundhouse_proto::engine::v1::engine_runner_service_client::EngineRunnerServiceClient;
+use roundhouse_proto::{MAX_MESSAGE_BYTES, RUNNER_ID_HEADER};
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Response, Status};
 
@@ -48,12 +52,25 @@ pub(crate) enum CallError {
 /// What a call answers.
 pub(crate) type CallResult<T> = Result<T, CallError>;
 
+type Client = EngineRunnerServiceClient<InterceptedService<Channel, Addressee>>;
+
+/// Says on every call for which runner it is meant: an address may have come to another one.
+#[derive(Clone, Debug)]
+struct Addressee(MetadataValue<Ascii>);
+
+impl Interceptor for Addressee {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        request.metadata_mut().insert(RUNNER_ID_HEADER, self.0.clone());
+        Ok(request)
+    }
+}
+
 /// The two connections to one runner.
 #[derive(Clone, Debug)]
 pub(crate) struct Link {
     address: String,
-    calls: EngineRunnerServiceClient<Channel>,
-    streams: EngineRunnerServiceClient<Channel>,
+    calls: Client,
+    streams: Client,
     call_timeout: Duration,
 }
 
@@ -68,14 +85,14 @@ macro_rules! unary {
 }
 
 impl Link {
-    /// A link to `address`, a host and port or a URI. Nothing is connected yet. `call_timeout` bounds each call but
-    /// the opening of a session.
+    /// A link to the runner `id` at `address`, a host and port or a URI. Nothing is connected yet. `call_timeout`
+    /// bounds each call but the opening of a session.
     ///
     /// # Errors
     /// When the address is none.
-    pub(crate) fn new(address: &str, call_timeout: Duration) -> Result<Self, String> {
-        let calls = client(address)?;
-        let streams = client(address)?;
+    pub(crate) fn new(id: &RunnerId, address: &str, call_timeout: Duration) -> Result<Self, String> {
+        let calls = client(id, address)?;
+        let streams = client(id, address)?;
         Ok(Self { address: address.to_owned(), calls, streams, call_timeout })
     }
 
@@ -113,6 +130,14 @@ impl Link {
         inspect, InspectRequest, InspectResponse
     );
     unary!(
+        /// Stops taking turns, or takes them again.
+        drain, DrainRequest, DrainResponse
+    );
+    unary!(
+        /// Ends what is warm of a session.
+        close_session, CloseSessionRequest, CloseSessionResponse
+    );
+    unary!(
         /// Says that a terminal event is stored.
         acknowledge, AcknowledgeRequest, AcknowledgeResponse
     );
@@ -137,10 +162,27 @@ impl Link {
     }
 }
 
-fn client(address: &str) -> Result<EngineRunnerServiceClient<Channel>, String> {
+/// Asks whoever answers at `address` what it is.
+pub(crate) async fn who_answers(
+    address: &str,
+    limit: Duration,
+) -> CallResult<engine::DescribeRunnerResponse> {
+    let channel = channel(address).map_err(CallError::Unreachable)?;
+    let mut client = EngineRunnerServiceClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES);
+    bounded(limit, client.describe_runner(Request::new(engine::DescribeRunnerRequest {}))).await
+}
+
+fn client(id: &RunnerId, address: &str) -> Result<Client, String> {
+    let name = MetadataValue::try_from(id.as_str()).map_err(|error| error.to_string())?;
+    Ok(EngineRunnerServiceClient::with_interceptor(channel(address)?, Addressee(name))
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES))
+}
+
+fn channel(address: &str) -> Result<Channel, String> {
     let uri = if address.contains("://") { address.to_owned() } else { format!("http://{address}") };
     let endpoint = Endpoint::from_shared(uri).map_err(|error| format!("not an address: {error}"))?;
-    let channel = endpoint
+    Ok(endpoint
         .connect_timeout(CONNECT_TIMEOUT)
         .tcp_nodelay(true)
         .http2_keep_alive_interval(KEEPALIVE)
@@ -148,10 +190,7 @@ fn client(address: &str) -> Result<EngineRunnerServiceClient<Channel>, String> {
         .keep_alive_while_idle(true)
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
-        .connect_lazy();
-    Ok(EngineRunnerServiceClient::new(channel)
-        .max_decoding_message_size(MAX_MESSAGE_BYTES)
-        .max_encoding_message_size(MAX_MESSAGE_BYTES))
+        .connect_lazy())
 }
 
 async fn bounded<T>(
@@ -174,6 +213,8 @@ pub(crate) fn classify(status: &Status) -> CallError {
     let info = status.get_details_error_info();
     let turn_id = info.and_then(|info| info.metadata.get("turn_id").cloned());
     match (reason, status.code()) {
+        // Somebody else answers at its address: that says nothing of the runner that was called.
+        (Some(ErrorReason::RunnerConflict), _) => CallError::Unreachable(message),
         (Some(reason), _) => CallError::Refused { reason: Some(reason), message, turn_id },
         (
             None,

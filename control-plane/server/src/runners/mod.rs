@@ -161,7 +161,7 @@ impl RunnerHandle {
     }
 
     fn make_link(&self, address: &str) -> Option<Arc<Link>> {
-        match Link::new(address, self.settings.call_timeout) {
+        match Link::new(&self.id, address, self.settings.call_timeout) {
             Ok(link) => Some(Arc::new(link)),
             Err(error) => {
                 tracing::warn!(runner_id = %self.id, address, %error, "the runner's address cannot be used");
@@ -197,6 +197,16 @@ impl RunnerHandle {
         }
         self.touch();
         true
+    }
+
+    /// Notes whether it takes new turns, and how many run; whoever waits for it looks again.
+    pub(crate) fn set_draining(&self, draining: bool, running_turns: u32) {
+        {
+            let mut inner = self.inner();
+            inner.draining = draining;
+            inner.running_turns = running_turns;
+        }
+        self.touch();
     }
 
     /// Notes that it answered a call.

@@ -59,6 +59,8 @@ async fn a_bare_path_is_meant_for_the_only_runner_that_is_there_and_has_it() {
     let other = |id: &str, root: &str| control::RegisterRunnerRequest {
         runner_id: id.into(),
         hostname: id.into(),
+        // Port 1 of loopback is nobody's.
+        address: "127.0.0.1:1".into(),
         roots: vec![roundhouse_proto::engine::v1::Root { path: root.into(), trusted: false }],
         ..registration(&world)
     };

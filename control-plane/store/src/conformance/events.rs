@@ -11,8 +11,8 @@ use roundhouse_domain::turn::TurnState;
 
 use super::Backend;
 use super::fixture::{
-    Fixture, assert_conflict, assert_error, error, event, fresh, key, new_conversation, now, own, owner,
-    session_id, terminal,
+    Fixture, assert_conflict, assert_error, error, event, fresh, key, mark, new_conversation, now, own,
+    owner, session_id, terminal,
 };
 use crate::command::{
     AnswerPermission, AppendEvents, ChooseSession, Diagnosis, ListPermissions, ListSessions, RecordOpening,
@@ -124,7 +124,7 @@ pub async fn s16_unusable_is_for_ever<B: Backend>(backend: &B) {
     let turn = f.send("one").await.turn;
     let session = f.arrange(&turn).await;
     let id = || session.id.clone();
-    let marking = f.store.mark_session_unusable(&session.id, "outside", now()).await;
+    let marking = f.store.mark_session_unusable(mark(&session.id, "outside")).await;
     assert_conflict!(marking, Conflict::TurnInProgress);
     f.append(
         &turn,
@@ -136,7 +136,7 @@ pub async fn s16_unusable_is_for_ever<B: Backend>(backend: &B) {
     )
     .await;
     f.close(&turn, Outcome::Failed(error()), None).await;
-    let marked = f.store.mark_session_unusable(&session.id, "outside", now()).await.unwrap();
+    let marked = f.store.mark_session_unusable(mark(&session.id, "outside")).await.unwrap();
     assert_eq!(marked.state, SessionState::Unusable("torn".into()));
     assert_eq!(marked.native_ref, None);
     let next = f.send("two").await.turn;

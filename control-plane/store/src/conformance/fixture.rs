@@ -15,8 +15,8 @@ use roundhouse_domain::workspace::Workspace;
 
 use super::Backend;
 use crate::command::{
-    AcceptMessage, AgentMessage, AppendEvents, ChooseSession, CloseTurn, CreateConversation, Owner,
-    RequestCancel, RequestKey, SessionPick,
+    AcceptMessage, AgentMessage, AppendEvents, ChooseSession, CloseTurn, CreateConversation,
+    MarkSessionUnusable, Owner, RequestCancel, RequestKey, SessionPick,
 };
 use crate::store::Store;
 use crate::view::{Accepted, CloseOutcome, Closed};
@@ -191,6 +191,11 @@ impl<S: Store> Fixture<S> {
     pub(super) async fn cancel(&self, turn: &Turn) -> crate::view::CancelOutcome {
         self.store.request_cancel(cancel(&turn.id)).await.unwrap()
     }
+}
+
+/// Marks a session unusable outside of a turn.
+pub(super) fn mark(session: &SessionId, reason: &str) -> MarkSessionUnusable {
+    MarkSessionUnusable { request: None, session_id: session.clone(), reason: reason.to_owned(), time: now() }
 }
 
 pub(super) async fn new_conversation<S: Store>(store: &S) -> ConversationId {

@@ -14,6 +14,7 @@ mod events;
 mod fixture;
 mod random;
 mod runners;
+mod summaries;
 mod turns;
 
 use crate::store::Store;
@@ -22,6 +23,7 @@ pub use conversations::*;
 pub use events::*;
 pub use random::*;
 pub use runners::*;
+pub use summaries::*;
 pub use turns::*;
 
 /// Something that can open a store, and open it again after it was closed.
@@ -69,6 +71,11 @@ macro_rules! conformance_tests {
             accepted_moves_the_watermark_and_the_end_moves_it_again,
             s13_the_native_ref_is_kept_when_the_turn_fails,
             s16_unusable_is_for_ever,
+            s16_marking_unusable_is_repeatable_and_told,
+            what_was_given_beside_a_message_is_not_given_again,
+            s63_of_two_writers_of_a_summary_one_wins,
+            s63_a_turn_is_told_of_the_summary_that_it_was_promoted_with,
+            a_summary_is_checked_and_every_version_is_kept,
             s61_a_replacement_is_bound_and_said_so,
             s10_sessions_are_not_shared,
             permissions_move_the_turn_and_the_first_answer_stands,

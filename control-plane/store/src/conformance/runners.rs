@@ -13,7 +13,7 @@ use super::fixture::{
     Fixture, assert_conflict, assert_error, close, conversation_id, error, fresh, key, new_conversation, now,
     owner, runner_id, runner_info, turn_id,
 };
-use crate::command::{FreeWorkspace, RegisterRunner};
+use crate::command::{FreeWorkspace, RegisterRunner, RequestKey, SetDraining};
 use crate::error::Error;
 use crate::store::Store;
 use crate::view::{FreeOutcome, SlotOutcome};
@@ -115,7 +115,23 @@ pub async fn runners_register_beat_and_drain<B: Backend>(backend: &B) {
     assert_eq!((&first.info, first.draining), (&runner_info(&id), false));
     let beat = store.heartbeat(&id, Timestamp(i64::MAX - 1)).await.unwrap();
     assert_eq!(store.heartbeat(&id, Timestamp(1)).await.unwrap().heartbeat_time, beat.heartbeat_time);
-    assert!(store.set_draining(&id, true).await.unwrap().draining);
+    let request = RequestKey { rpc: "DrainRunner", ..key(&format!("drain-{id}"), 1) };
+    let drain = |draining, request: Option<&RequestKey>| SetDraining {
+        request: request.cloned(),
+        runner_id: id.clone(),
+        draining,
+        time: now(),
+    };
+    assert!(!store.answered_before(&request).await.unwrap());
+    assert!(store.set_draining(drain(true, Some(&request))).await.unwrap().draining);
+    assert!(store.answered_before(&request).await.unwrap());
+    assert_conflict!(
+        store.answered_before(&RequestKey { body_hash: [9; 32], ..request.clone() }).await,
+        Conflict::RequestIdReused
+    );
+    assert!(!store.set_draining(drain(false, None)).await.unwrap().draining);
+    assert!(!store.set_draining(drain(true, Some(&request))).await.unwrap().draining, "a late repeat");
+    store.set_draining(drain(true, None)).await.unwrap();
     let again = store.register_runner(register(now())).await.unwrap().runner;
     assert!(!again.draining, "registering again ends draining");
     assert_eq!(again.create_time, first.create_time);

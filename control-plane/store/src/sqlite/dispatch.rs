@@ -13,6 +13,7 @@ use rusqlite::{Connection, params};
 
 use super::changes::Log;
 use super::events::{Stored, mark_unusable, save, store, validate};
+use super::ledger::{answered, keep};
 use super::queue::in_progress;
 use super::rows::{
     Head, fenced, fenced_open, find_conversation, find_message, find_runner, find_session, find_turn,
@@ -20,7 +21,7 @@ use super::rows::{
 };
 use super::sql::{Columns, all, execute, first, int, to_json};
 use super::writer::Scope;
-use crate::command::{ChooseSession, Owner, RecordOpening, ReplaceSession, SessionPick};
+use crate::command::{ChooseSession, MarkSessionUnusable, Owner, RecordOpening, ReplaceSession, SessionPick};
 use crate::error::{Error, Result};
 use crate::hint::Hint;
 use crate::view::{Dispatch, SlotOutcome};
@@ -314,24 +315,21 @@ pub(super) fn record_opening(scope: &mut Scope<'_>, command: RecordOpening) -> R
     Ok(find_turn(c, &head.id)?.turn)
 }
 
-pub(super) fn mark_session_unusable(
-    scope: &mut Scope<'_>,
-    id: &SessionId,
-    reason: &str,
-    time: Timestamp,
-) -> Result<Session> {
+pub(super) fn mark_session_unusable(scope: &mut Scope<'_>, command: &MarkSessionUnusable) -> Result<Session> {
     let c = scope.connection;
+    let (id, request) = (&command.session_id, command.request.as_ref());
+    if let Some(marked) = answered::<SessionId>(c, request)? {
+        return Ok(find_session(c, &marked)?.record);
+    }
     let session = find_session(c, id)?.record;
     let conversation = find_conversation(c, &session.conversation_id)?;
-    if session.state != SessionState::Active {
-        return Ok(session);
-    }
     if in_progress(c, conversation.key)? {
         return Err(Conflict::TurnInProgress.into());
     }
-    let mut log = Log::of_conversation(&conversation, time);
-    mark_unusable(c, &mut log, conversation.key, id, reason)?;
+    let mut log = Log::of_conversation(&conversation, command.time);
+    mark_unusable(c, &mut log, conversation.key, id, &command.reason)?;
     log.finish(scope)?;
+    keep(c, request, id, command.time)?;
     Ok(find_session(c, id)?.record)
 }
 

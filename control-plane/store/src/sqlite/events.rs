@@ -6,6 +6,7 @@ use roundhouse_domain::id::{MessageId, SessionId};
 use roundhouse_domain::limits::{MAX_BATCH, MAX_EVENT};
 use roundhouse_domain::message::Position;
 use roundhouse_domain::permission::{Decision, PermissionRequest, PermissionResult, SettledBy};
+use roundhouse_domain::session::{Opening, watermark_at_acceptance};
 use roundhouse_domain::time::Timestamp;
 use roundhouse_domain::turn::{IllegalTransition, Step, TurnInput, step};
 use rusqlite::{Connection, params};
@@ -180,7 +181,11 @@ fn accepted(c: &Connection, head: &Head, message_id: &MessageId) -> Result<()> {
     };
     execute(c, "UPDATE turn SET accepted = 1 WHERE key = ?1 AND message_key = ?2", params![head.key, key])?;
     if let Some(session) = &head.session_id {
-        raise_watermark(c, session, position)?;
+        let sql = "SELECT opening FROM turn WHERE key = ?1 AND message_key = ?2";
+        let opening: Option<Opening> =
+            first(c, sql, params![head.key, key], |row| row.json_or_null("opening"))?.flatten();
+        let through = opening.and_then(|opening| opening.through);
+        raise_watermark(c, session, watermark_at_acceptance(Position::START, position, through))?;
     }
     Ok(())
 }

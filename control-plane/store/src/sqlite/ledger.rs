@@ -27,6 +27,11 @@ pub(super) fn answered<T: DeserializeOwned>(
     }
 }
 
+/// Whether a call was made under this key before.
+pub(super) fn known(connection: &Connection, key: &RequestKey) -> Result<bool> {
+    Ok(answered::<serde_json::Value>(connection, Some(key))?.is_some())
+}
+
 /// Keeps the first answer. The unique id is the claim: of two transactions one fails.
 pub(super) fn keep<T: Serialize>(
     connection: &Connection,

@@ -8,7 +8,8 @@ use rusqlite_migration::{M, Migrations};
 use crate::error::{Error, Result};
 
 /// Every migration, oldest first. Never change one that was released; add another.
-pub(super) const MIGRATIONS: &[M<'static>] = &[M::up(include_str!("migrations/0001_first.sql"))];
+pub(super) const MIGRATIONS: &[M<'static>] =
+    &[M::up(include_str!("migrations/0001_first.sql")), M::up(include_str!("migrations/0002_summary.sql"))];
 
 /// The copy that is kept before a database of schema `version` is migrated.
 pub(super) fn copy_path(database: &Path, version: usize) -> PathBuf {
@@ -95,6 +96,37 @@ mod tests {
         let old = Connection::open(&copy).unwrap();
         assert_eq!(old.query_row("SELECT x FROM t", [], |r| r.get::<_, i64>(0)).unwrap(), 7);
         assert_eq!(migrate(&mut connection, &path, &steps).unwrap(), None, "and only once");
+    }
+
+    /// What the first release stored is there after every later migration, and the copy is as it was.
+    #[test]
+    fn a_database_of_the_first_schema_is_taken_along() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.db");
+        let mut connection = Connection::open(&path).unwrap();
+        migrate(&mut connection, &path, &MIGRATIONS[..1]).unwrap();
+        connection
+            .execute_batch(
+                "INSERT INTO conversation (key, id, title, last_position, create_time, update_time)
+                     VALUES (1, 'cnv_1', 'a title', 2, 0, 0);
+                 INSERT INTO message (key, id, conversation_key, seq, position, role, actor, body, create_time)
+                     VALUES (1, 'msg_1', 1, 1, 1, 'USER', 'ann', 'hello', 0);
+                 INSERT INTO turn (key, id, conversation_key, message_key, state, usage, surface, create_time)
+                     VALUES (1, 'trn_1', 1, 1, 'QUEUED', '{}', 'manual', 0);",
+            )
+            .unwrap();
+        let copy = migrate(&mut connection, &path, MIGRATIONS).unwrap().unwrap();
+        let state = |c: &Connection| {
+            c.query_row("SELECT state || ' ' || id FROM turn", [], |r| r.get::<_, String>(0)).unwrap()
+        };
+        assert_eq!(state(&connection), "QUEUED trn_1");
+        assert_eq!(
+            connection.query_row("SELECT count(*) FROM summary", [], |r| r.get::<_, i64>(0)).unwrap(),
+            0
+        );
+        let old = Connection::open(&copy).unwrap();
+        assert_eq!(state(&old), "QUEUED trn_1");
+        assert!(old.prepare("SELECT summary_version FROM turn").is_err(), "the copy is of the old schema");
     }
 
     #[test]

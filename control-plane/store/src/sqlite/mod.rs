@@ -20,6 +20,7 @@ mod rows;
 mod runners;
 mod sql;
 mod store;
+mod summaries;
 mod writer;
 
 use std::path::{Path, PathBuf};

@@ -201,6 +201,7 @@ pub(super) fn promote_next(
     let state = next(TurnState::Queued, TurnInput::Promote).map_err(Conflict::from)?;
     let sql = "UPDATE turn SET state = ?2, epoch = ?3, start_time = ?4, \
                promotion = (SELECT coalesce(max(promotion), 0) + 1 FROM turn), \
+               summary_version = (SELECT max(version) FROM summary WHERE conversation_key = ?5), \
                agent_name = coalesce(agent_name, (SELECT last_agent FROM conversation WHERE key = ?5)), \
                workspace_id = \
                    coalesce(workspace_id, (SELECT last_workspace_id FROM conversation WHERE key = ?5)) \

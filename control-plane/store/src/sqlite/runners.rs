@@ -15,7 +15,7 @@ use super::page::paged;
 use super::rows::{find_conversation, find_runner, find_turn, find_workspace, runner, workspace};
 use super::sql::{Columns, all, execute, first, to_json};
 use super::writer::Scope;
-use crate::command::{Diagnosis, FreeWorkspace, RegisterRunner};
+use crate::command::{Diagnosis, FreeWorkspace, RegisterRunner, SetDraining};
 use crate::error::{Error, Result};
 use crate::hint::Hint;
 use crate::view::{FreeOutcome, Page, Registered, WorkspaceView};
@@ -82,10 +82,16 @@ pub(super) fn heartbeat(scope: &mut Scope<'_>, id: &RunnerId, time: Timestamp) -
     find_runner(scope.connection, id)
 }
 
-pub(super) fn set_draining(scope: &mut Scope<'_>, id: &RunnerId, draining: bool) -> Result<Runner> {
-    let sql = "UPDATE runner SET draining = ?2 WHERE id = ?1";
-    execute(scope.connection, sql, params![id.as_str(), draining])?;
-    find_runner(scope.connection, id)
+pub(super) fn set_draining(scope: &mut Scope<'_>, command: &SetDraining) -> Result<Runner> {
+    let c = scope.connection;
+    let (id, request) = (&command.runner_id, command.request.as_ref());
+    if answered::<()>(c, request)?.is_none() {
+        let sql = "UPDATE runner SET draining = ?2 WHERE id = ?1";
+        execute(c, sql, params![id.as_str(), command.draining])?;
+        find_runner(c, id)?;
+        keep(c, request, &(), command.time)?;
+    }
+    find_runner(c, id)
 }
 
 pub(super) fn list_runners(c: &Connection) -> Result<Vec<Runner>> {

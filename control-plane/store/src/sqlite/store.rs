@@ -11,6 +11,7 @@ use roundhouse_domain::message::{Message, Position};
 use roundhouse_domain::permission::Permission;
 use roundhouse_domain::runner::Runner;
 use roundhouse_domain::session::Session;
+use roundhouse_domain::summary::Summary;
 use roundhouse_domain::time::Timestamp;
 use roundhouse_domain::turn::Turn;
 use roundhouse_domain::usage::Usage;
@@ -18,8 +19,9 @@ use roundhouse_domain::workspace::{SlotHolder, Workspace};
 
 use crate::command::{
     AcceptMessage, AnswerPermission, AppendEvents, ChooseSession, CloseTurn, CreateConversation, Diagnosis,
-    FreeWorkspace, ListConversations, ListPermissions, ListSessions, Owner, RecordOpening, RegisterRunner,
-    ReplaceSession, RequestCancel, RequestKey, RetryTurn, SetArchived,
+    FreeWorkspace, ListConversations, ListPermissions, ListSessions, MarkSessionUnusable, Owner, PutSummary,
+    RecordOpening, RegisterRunner, ReplaceSession, RequestCancel, RequestKey, RetryTurn, SetArchived,
+    SetDraining,
 };
 use crate::error::Result;
 use crate::hint::Hints;
@@ -31,7 +33,8 @@ use crate::view::{
 
 use super::writer::{Cost, Lane};
 use super::{
-    SqliteStore, changes, close, conversations, dispatch, events, permissions, queue, rows, runners,
+    SqliteStore, changes, close, conversations, dispatch, events, ledger, permissions, queue, rows, runners,
+    summaries,
 };
 
 /// What a batch of events counts for.
@@ -177,11 +180,8 @@ impl Store for SqliteStore {
         self.write("record_opening", move |s| dispatch::record_opening(s, command)).await
     }
 
-    async fn mark_session_unusable(&self, id: &SessionId, reason: &str, time: Timestamp) -> Result<Session> {
-        let id = id.clone();
-        let reason = reason.to_owned();
-        self.write("mark_session_unusable", move |s| dispatch::mark_session_unusable(s, &id, &reason, time))
-            .await
+    async fn mark_session_unusable(&self, command: MarkSessionUnusable) -> Result<Session> {
+        self.write("mark_session_unusable", move |s| dispatch::mark_session_unusable(s, &command)).await
     }
 
     async fn get_session(&self, id: &SessionId) -> Result<Session> {
@@ -191,6 +191,24 @@ impl Store for SqliteStore {
 
     async fn list_sessions(&self, query: ListSessions) -> Result<Page<Session>> {
         self.read(move |c| permissions::list_sessions(c, &query)).await
+    }
+
+    async fn put_summary(&self, command: PutSummary) -> Result<Summary> {
+        let cost = Cost { rows: 2, bytes: command.text.len() };
+        self.write_events("put_summary", Lane::Interactive, cost, move |s| {
+            summaries::put_summary(s, &command)
+        })
+        .await
+    }
+
+    async fn get_summary(&self, id: &ConversationId, version: Option<u64>) -> Result<Summary> {
+        let id = id.clone();
+        self.read(move |c| summaries::get_summary(c, &id, version)).await
+    }
+
+    async fn turn_summary(&self, id: &TurnId) -> Result<Option<Summary>> {
+        let id = id.clone();
+        self.read(move |c| summaries::turn_summary(c, &id)).await
     }
 
     async fn append_events(&self, command: AppendEvents) -> Result<Appended> {
@@ -249,9 +267,13 @@ impl Store for SqliteStore {
         self.write("heartbeat", move |s| runners::heartbeat(s, &runner, time)).await
     }
 
-    async fn set_draining(&self, runner: &RunnerId, draining: bool) -> Result<Runner> {
-        let runner = runner.clone();
-        self.write("set_draining", move |s| runners::set_draining(s, &runner, draining)).await
+    async fn set_draining(&self, command: SetDraining) -> Result<Runner> {
+        self.write("set_draining", move |s| runners::set_draining(s, &command)).await
+    }
+
+    async fn answered_before(&self, request: &RequestKey) -> Result<bool> {
+        let request = request.clone();
+        self.read(move |c| ledger::known(c, &request)).await
     }
 
     async fn get_runner(&self, runner: &RunnerId) -> Result<Runner> {

@@ -39,6 +39,7 @@ impl Adapter for ClaudeCode {
             permission_requests: Support::Supported,
             prompt_change_on_resume: Support::Supported,
             model_change_on_resume: Support::Supported,
+            continuable_models: Vec::new(),
             warm: Support::Supported,
             usage: UsageReport::PerEvent,
             finished_event_required: true,

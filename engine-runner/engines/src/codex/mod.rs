@@ -43,6 +43,7 @@ impl Adapter for Codex {
             permission_requests: Support::Supported,
             prompt_change_on_resume: Support::Supported,
             model_change_on_resume: Support::Supported,
+            continuable_models: Vec::new(),
             warm: Support::Supported,
             usage: UsageReport::PerEvent,
             finished_event_required: true,

@@ -62,6 +62,10 @@ pub fn from_error(error: &Error) -> Status {
             metadata.insert("turn_id".to_owned(), turn_id.clone());
             (Code::FailedPrecondition, ErrorReason::TurnInProgress)
         }
+        Error::OtherRunner { ours, .. } => {
+            metadata.insert("runner_id".to_owned(), ours.clone());
+            (Code::FailedPrecondition, ErrorReason::RunnerConflict)
+        }
         Error::WrongState(_) => (Code::FailedPrecondition, ErrorReason::WrongState),
         Error::Draining => {
             details.set_retry_info(Some(RETRY));

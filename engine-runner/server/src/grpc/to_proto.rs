@@ -292,6 +292,7 @@ pub fn capabilities(capabilities: &engines::Capabilities) -> proto::EngineCapabi
         permission_requests: support(capabilities.permission_requests),
         prompt_change_on_resume: support(capabilities.prompt_change_on_resume),
         model_change_on_resume: support(capabilities.model_change_on_resume),
+        continuable_models: capabilities.continuable_models.iter().map(|&name| name.to_owned()).collect(),
         effort_levels: capabilities.efforts.iter().map(|level| level.name().to_owned()).collect(),
     }
 }

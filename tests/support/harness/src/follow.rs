@@ -255,7 +255,9 @@ impl Seen {
                 return;
             }
             Some(ProtoItem::TurnEvent(event)) => self.take_event(&event.clone()),
-            Some(ProtoItem::Message(_) | ProtoItem::Turn(_) | ProtoItem::Session(_)) => {}
+            Some(
+                ProtoItem::Message(_) | ProtoItem::Turn(_) | ProtoItem::Session(_) | ProtoItem::Summary(_),
+            ) => {}
             None => self.broken.push("an item without content".to_owned()),
         }
         if item.cursor.is_empty() {
