@@ -8,6 +8,7 @@ mod chaos;
 mod command_line;
 mod damage;
 mod durability;
+mod examples;
 mod failpoints;
 mod grpc;
 mod hostile;

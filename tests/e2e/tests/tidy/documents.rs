@@ -90,6 +90,20 @@ fn the_tools_of_the_tests_are_pinned() {
     assert_none("tools without a version", &unpinned);
 }
 
+#[test]
+fn the_python_example_is_tested_with_the_versions_that_it_names() {
+    let installed = read("tests/tools/requirements.txt");
+    let named = read("examples/python/requirements.txt");
+    let named: Vec<&str> = named.lines().filter(|line| line.contains("==")).collect();
+    assert!(named.len() > 3, "it names next to nothing: {named:?}");
+    let others: Vec<String> = named
+        .into_iter()
+        .filter(|line| !installed.lines().any(|one| one == *line))
+        .map(str::to_owned)
+        .collect();
+    assert_none("not in tests/tools/requirements.txt", &others);
+}
+
 /// Links of a Markdown text that lead to files: `[words](path)`, without a scheme and without an anchor.
 fn file_links(text: &str) -> Vec<String> {
     text.split("](")

@@ -121,16 +121,24 @@ fn a_skipped_test_is_listed_with_its_reason() {
 }
 
 #[test]
-fn engines_are_pinned_to_exact_versions() {
-    let package: serde_json::Value = serde_json::from_str(&read("tests/engines/package.json")).expect("JSON");
-    let engines = package["dependencies"].as_object().expect("dependencies");
-    assert!(!engines.is_empty());
-    for (name, version) in engines {
-        let version = version.as_str().unwrap_or_default();
-        assert!(
-            version.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '.' || letter == '-')
-                && version.starts_with(|first: char| first.is_ascii_digit()),
-            "{name} is not pinned: {version}"
-        );
+fn packages_of_npm_are_pinned_to_exact_versions() {
+    for file in ["tests/engines/package.json", "examples/typescript/package.json"] {
+        let package: serde_json::Value = serde_json::from_str(&read(file)).expect("JSON");
+        let all: Vec<_> = ["dependencies", "devDependencies"]
+            .iter()
+            .filter_map(|kind| package[*kind].as_object())
+            .flatten()
+            .collect();
+        assert!(!all.is_empty(), "{file}");
+        for (name, version) in all {
+            let version = version.as_str().unwrap_or_default();
+            assert!(
+                version
+                    .chars()
+                    .all(|letter| letter.is_ascii_alphanumeric() || letter == '.' || letter == '-')
+                    && version.starts_with(|first: char| first.is_ascii_digit()),
+                "{file}: {name} is not pinned: {version}"
+            );
+        }
     }
 }
