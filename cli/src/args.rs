@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use crate::exit;
+use crate::target::Secret;
 
 mod sharing;
 
@@ -49,17 +50,28 @@ pub(crate) struct Cli {
 }
 
 /// What applies everywhere.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Global {
-    /// The control plane [default: client.server of the configuration, http://127.0.0.1:7450]
+    /// The control plane [env: ROUNDHOUSE_SERVER] [default: client.server of the configuration, http://127.0.0.1:7450]
+    #[arg(long, global = true, value_name = "URL", help_heading = "Global options")]
+    pub(crate) server: Option<String>,
+    /// The control plane and token file of [client.profiles.NAME] in the configuration [env: ROUNDHOUSE_PROFILE]
+    #[arg(long, global = true, value_name = "NAME", help_heading = "Global options")]
+    pub(crate) profile: Option<String>,
+    /// A token to send with every call [env: ROUNDHOUSE_TOKEN] [default: the first line of the token file that is
+    /// configured beside the server]
+    ///
+    /// It is sent as `authorization: Bearer TOKEN`. No control plane checks it yet, and there is no TLS: it keeps
+    /// nobody out, and whoever reads the network reads it. Arguments of a process can be seen by other users of a host;
+    /// the variable and a token file cannot. It is never printed.
     #[arg(
         long,
         global = true,
-        env = "ROUNDHOUSE_SERVER",
-        value_name = "URL",
-        help_heading = "Global options"
+        value_name = "TOKEN",
+        help_heading = "Global options",
+        value_parser = clap::builder::ValueParser::from(|text: &str| Ok::<_, std::convert::Infallible>(Secret::from(text.to_owned())))
     )]
-    pub(crate) server: Option<String>,
+    pub(crate) token: Option<Secret>,
     /// Print JSON for programs instead of text for people
     #[arg(long, global = true, help_heading = "Global options")]
     pub(crate) json: bool,
@@ -85,8 +97,8 @@ pub(crate) enum Command {
     /// Both listen on loopback. Workspaces may lie in the current directory, or in the roots that are named or
     /// configured. Ctrl-C, or the end of this process by any means, stops both and leaves no process; a turn that
     /// runs then is cancelled. That takes some seconds when an engine does not end by itself: the first Ctrl-C waits
-    /// for it, a second one does not, and both services then stop on their own. A ready line on standard output tells
-    /// the addresses.
+    /// for it, a second one kills services and engines at once, and a turn that ran then ends FAILED at the next start.
+    /// A ready line on standard output tells the addresses.
     #[command(
         after_long_help = "JSON: {\"ready\": true, \"control_plane\": \"127.0.0.1:7450\", \"runner\": \
         \"127.0.0.1:7460\", \"runner_id\": ..., \"roots\": [...], \"engines\": [{name, installed, version, login, \
@@ -111,6 +123,25 @@ pub(crate) enum Command {
     #[command(after_long_help = "JSON: {\"conversation_id\", \"message\": {...}, \"turn\": {...}, \
         \"repeated_request\"}; with --wait also {\"answer\": {...} or null}, when the turn has ended")]
     Send(SendArgs),
+    /// Talk: text as it comes, y or n to what an agent asks, Ctrl-C to cancel
+    ///
+    /// Lines that are typed are messages; those that begin with a slash are commands (`/help`). While an agent works, a
+    /// line waits for its turn. Ctrl-C cancels what is at work, a second one leaves, and so does /quit; what is left goes
+    /// on. What others send is shown, too. When the connection is lost it is taken up again without gap or repeat, and
+    /// what was typed is sent under one request id until it is answered. Without a terminal it takes a line, waits for
+    /// the end of its turn, and takes the next: answers on standard output, the rest on standard error, and the exit code
+    /// is that of the last turn.
+    #[command(after_long_help = "JSON: one value a line, as events does")]
+    Chat(ChatArgs),
+    /// Write a conversation down, in the order of its shared history
+    #[command(
+        after_long_help = "JSON (also with --json): {\"format\": \"roundhouse.conversation\", \"version\": 1, \
+        \"conversation\": {...}, \"messages\": [{message_id, seq, position, role, actor, text, truncated, incomplete, \
+        turn_id, create_time}]}. Messages are in the order of position; those that wait have none and come last, by \
+        seq. incomplete marks what an interrupted turn had said. Fields may be added under the same version, none \
+        changes its meaning or goes. With -o standard output holds {\"written\": FILE} with --json, and nothing else"
+    )]
+    Export(ExportArgs),
     /// Show what happens in a conversation: everything kept, and with --follow what comes
     ///
     /// When the connection is lost it is taken up again after the last event, without gap or repeat.
@@ -138,7 +169,8 @@ pub(crate) enum Command {
     /// The turns of a conversation, or one turn with its messages
     #[command(
         after_long_help = "JSON: {\"turns\": [{...}]}; of one turn {\"turn\", \"message\", \"answer\", \
-        \"duration_ms\", \"waiting\"}"
+        \"duration_ms\", \"worked_ms\", \"waited_ms\", \"waiting\"}. duration_ms counts from the turn's promotion; waited_ms \
+        and worked_ms, of a turn that has ended, are the time from its message to the work and that of the work"
     )]
     Turns(TurnsArgs),
     /// The native sessions of the engines
@@ -225,6 +257,9 @@ pub(crate) struct UpArgs {
     /// Address of the runner; port 0 takes a free one [default: runner.listen]
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) runner_listen: Option<String>,
+    /// Listen on other addresses than loopback, too: whoever reaches them can run agents here
+    #[arg(long)]
+    pub(crate) insecure_listen: bool,
     /// Keep all state in this directory [default: the configured state directories]
     #[arg(long, value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
@@ -268,6 +303,48 @@ pub(crate) struct SendArgs {
     /// The sender's name [default: user]
     #[arg(long, value_name = "NAME")]
     pub(crate) actor: Option<String>,
+}
+
+/// Of `chat`.
+#[derive(Debug, Args)]
+pub(crate) struct ChatArgs {
+    /// The conversation: its id, or PROJECT:PROVIDER:ID (made if it is not there) [default: a new one]
+    pub(crate) conversation: Option<String>,
+    /// The agent that is to answer [default: the conversation's]
+    #[arg(long, short)]
+    pub(crate) agent: Option<String>,
+    /// Where: an id, RUNNER:PATH, or a path when one runner alone can be meant [default: the conversation's, else the current
+    /// directory]
+    #[arg(long, short = 'C')]
+    pub(crate) workspace: Option<String>,
+    /// Neither read nor keep the history of typed lines [default: chat_history in the state directory, for you alone]
+    #[arg(long)]
+    pub(crate) no_history: bool,
+}
+
+/// Of `export`.
+#[derive(Debug, Args)]
+pub(crate) struct ExportArgs {
+    /// The conversation: its id, or PROJECT:PROVIDER:ID
+    pub(crate) conversation: String,
+    /// How to write it
+    #[arg(value_enum, default_value_t = ExportFormat::Md)]
+    pub(crate) format: ExportFormat,
+    /// The file to write; one that is there is not touched unless --force is said [default: standard output]
+    #[arg(long, short, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    /// Write over a file that is there
+    #[arg(long, requires = "output")]
+    pub(crate) force: bool,
+}
+
+/// How a conversation is written down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ExportFormat {
+    /// Markdown, for people
+    Md,
+    /// JSON, for programs
+    Json,
 }
 
 /// Of `events`.
@@ -400,6 +477,7 @@ pub(crate) struct MessagesArgs {
 #[derive(Debug, Args)]
 pub(crate) struct TurnsArgs {
     /// A conversation (its id, or PROJECT:PROVIDER:ID), or a turn
+    #[arg(value_name = "CONVERSATION|TURN")]
     pub(crate) of: String,
     #[command(flatten)]
     pub(crate) page: Page,
@@ -413,6 +491,7 @@ pub(crate) struct SessionsArgs {
     #[command(subcommand)]
     pub(crate) what: Option<SessionsCommand>,
     /// A conversation (its id, or PROJECT:PROVIDER:ID), or a session [default: all]
+    #[arg(value_name = "CONVERSATION|SESSION")]
     pub(crate) of: Option<String>,
     #[command(flatten)]
     pub(crate) page: Page,

@@ -117,6 +117,8 @@ pub(crate) struct Spec {
     pub(crate) log: Log,
     /// Whether our own settings in the environment are kept from it.
     pub(crate) own_settings_only: bool,
+    /// Where a runner keeps what outlives it; none of another service.
+    pub(crate) engines_of: Option<PathBuf>,
 }
 
 /// A running service.
@@ -143,6 +145,12 @@ impl Ready {
         let told: Value = serde_json::from_str(line).ok()?;
         let text = |key: &str| Some(told.get(key)?.as_str()?.to_owned());
         Some(Self { grpc: text("grpc")?, control_plane_id: text("control_plane_id").unwrap_or_default() })
+    }
+
+    /// Why it is not ready, of a service that says so in place of its address.
+    fn refused(line: &str) -> Option<String> {
+        let told: Value = serde_json::from_str(line).ok()?;
+        Some(told.get("error")?.as_str()?.to_owned())
     }
 }
 
@@ -189,6 +197,22 @@ impl Service {
         })
     }
 
+    /// Ends it at once, and of a runner also the engines, which would outlive it. What was acknowledged is on disk; a
+    /// turn that ran is closed as FAILED by the next start.
+    pub(crate) async fn end_at_once(mut self) -> Result<(), Failure> {
+        if !matches!(self.child.try_wait(), Ok(Some(_))) {
+            self.kill().await?;
+        }
+        let Some(directory) = self.spec.engines_of.take() else { return Ok(()) };
+        let ended =
+            tokio::task::spawn_blocking(move || roundhouse_engine_runner::end_engines(&directory)).await;
+        match ended {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(error)) => Err(Failure::new(Exit::Failed, format!("engines may be left: {error}"))),
+            Err(error) => Err(Failure::new(Exit::Failed, format!("engines may be left: {error}"))),
+        }
+    }
+
     /// Starts it again, on the same address, after it has ended.
     pub(crate) async fn restart(&mut self) -> Result<(), Failure> {
         let (child, stdin, stdout, ready) = launch(&self.spec, &self.ready.grpc).await?;
@@ -196,8 +220,9 @@ impl Service {
         Ok(())
     }
 
-    /// Stops it in good order; kills it when that takes too long. Whether the order was good.
-    pub(crate) async fn stop(mut self) -> bool {
+    /// Stops it in good order; kills it when that takes too long. Whether the order was good. Cancellation safe: it
+    /// goes on stopping, and may be ended at once.
+    pub(crate) async fn stop(&mut self) -> bool {
         drop(self.stdin.take());
         match tokio::time::timeout(STOP_LIMIT, self.ended()).await {
             Ok(Ok(status)) => status.success(),
@@ -258,6 +283,8 @@ async fn launch(spec: &Spec, listen: &str) -> Result<Launched, Failure> {
             }
         }
     }
+    // A token is for those that call a control plane.
+    command.env_remove("ROUNDHOUSE_TOKEN");
     let mut child = command.spawn().map_err(|error| failed(format!("cannot be started: {error}")))?;
     let stdin = child.stdin.take();
     let stdout = child.stdout.take().ok_or_else(|| failed("has no standard output".to_owned()))?;
@@ -267,29 +294,39 @@ async fn launch(spec: &Spec, listen: &str) -> Result<Launched, Failure> {
         Ok(Ok(None) | Err(_)) => {
             drop(stdin);
             let status = child.wait().await.map_err(|error| failed(error.to_string()))?;
-            return Err(did_not_start(spec, status));
+            return Err(did_not_start(spec, status, None));
         }
         Err(_) => {
             drop(stdin);
             return Err(failed(format!("was not ready within {} s", READY_LIMIT.as_secs())));
         }
     };
+    if let Some(reason) = Ready::refused(&line) {
+        drop(stdin);
+        let status = child.wait().await.map_err(|error| failed(error.to_string()))?;
+        return Err(did_not_start(spec, status, Some(&reason)));
+    }
     let ready = Ready::parse(&line).ok_or_else(|| failed(format!("said {line:?} instead of its address")))?;
     Ok((child, stdin, lines, ready))
 }
 
-fn did_not_start(spec: &Spec, status: ExitStatus) -> Failure {
-    let told = match &spec.log {
-        Log::Inherit => "the reason stands above".to_owned(),
-        Log::File(path) => format!("the reason stands in {}", path.display()),
+fn did_not_start(spec: &Spec, status: ExitStatus, reason: Option<&str>) -> Failure {
+    let told = match (reason, &spec.log) {
+        (Some(reason), _) => reason.to_owned(),
+        (None, Log::Inherit) => format!("{status}; the reason stands above"),
+        (None, Log::File(path)) => format!("{status}; the reason stands in {}", path.display()),
     };
     let exit = match status.code() {
         Some(2 | 3) => Exit::Invalid,
         Some(_) | None => Exit::Failed,
     };
-    Failure::new(exit, format!("{} did not start ({status}); {told}", spec.name)).next(
+    let failure = Failure::new(exit, format!("the {} did not start: {told}", spec.name));
+    if exit == Exit::Invalid {
+        return failure.next("`roundhouse config check` tells all that is wrong");
+    }
+    failure.next(
         "is another one running? A second one needs --state-dir DIR, --listen 127.0.0.1:0 and \
-             --runner-listen 127.0.0.1:0: its own state, and free ports",
+         --runner-listen 127.0.0.1:0: its own state, and free ports",
     )
 }
 

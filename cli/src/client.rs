@@ -10,7 +10,10 @@ use roundhouse_proto::control::v1::conversation_service_client::ConversationServ
 use roundhouse_proto::control::v1::runner_service_client::RunnerServiceClient;
 use roundhouse_proto::control::v1::session_service_client::SessionServiceClient;
 use roundhouse_proto::control::v1::summary_service_client::SummaryServiceClient;
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::service::interceptor::{InterceptedService, Interceptor};
 use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, Status};
 
 use crate::exit::Exit;
 use crate::status::Failure;
@@ -21,18 +24,42 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(90);
 const KEEPALIVE: Duration = Duration::from_secs(10);
 
+/// The connection as the calls see it.
+pub(crate) type Wire = InterceptedService<Channel, Bearer>;
+
+/// Puts the token, if there is one, into every call.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Bearer(Option<MetadataValue<Ascii>>);
+
+impl Interceptor for Bearer {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        if let Some(bearer) = &self.0 {
+            request.metadata_mut().insert("authorization", bearer.clone());
+        }
+        Ok(request)
+    }
+}
+
 /// The public API of one control plane.
 #[derive(Debug, Clone)]
 pub(crate) struct Client {
-    channel: Channel,
+    wire: Wire,
 }
 
 impl Client {
-    /// Prepares a connection; it is made by the first call.
+    /// Prepares a connection without a token; it is made by the first call.
     ///
     /// # Errors
     /// When the URL is none that can be used.
     pub(crate) fn new(server: &str) -> Result<Self, Failure> {
+        Self::with_bearer(server, None)
+    }
+
+    /// The same with what goes as `authorization` with every call.
+    ///
+    /// # Errors
+    /// As [`Client::new`].
+    pub(crate) fn with_bearer(server: &str, bearer: Option<MetadataValue<Ascii>>) -> Result<Self, Failure> {
         let url = if server.contains("://") { server.to_owned() } else { format!("http://{server}") };
         if url.starts_with("https://") {
             return Err(Failure::new(Exit::Usage, format!("{url}: TLS is not supported yet"))
@@ -49,32 +76,33 @@ impl Client {
             .keep_alive_timeout(KEEPALIVE)
             .initial_stream_window_size(1024 * 1024)
             .initial_connection_window_size(16 * 1024 * 1024);
-        Ok(Self { channel: endpoint.connect_lazy() })
+        let wire = InterceptedService::new(endpoint.connect_lazy(), Bearer(bearer));
+        Ok(Self { wire })
     }
 
-    pub(crate) fn conversations(&self) -> ConversationServiceClient<Channel> {
-        ConversationServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES)
+    pub(crate) fn conversations(&self) -> ConversationServiceClient<Wire> {
+        ConversationServiceClient::new(self.wire.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES)
     }
 
-    pub(crate) fn sessions(&self) -> SessionServiceClient<Channel> {
-        SessionServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES)
+    pub(crate) fn sessions(&self) -> SessionServiceClient<Wire> {
+        SessionServiceClient::new(self.wire.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES)
     }
 
-    pub(crate) fn runners(&self) -> RunnerServiceClient<Channel> {
-        RunnerServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES)
+    pub(crate) fn runners(&self) -> RunnerServiceClient<Wire> {
+        RunnerServiceClient::new(self.wire.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES)
     }
 
-    pub(crate) fn agents(&self) -> AgentServiceClient<Channel> {
-        AgentServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES)
+    pub(crate) fn agents(&self) -> AgentServiceClient<Wire> {
+        AgentServiceClient::new(self.wire.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES)
     }
 
-    pub(crate) fn summaries(&self) -> SummaryServiceClient<Channel> {
-        SummaryServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES)
+    pub(crate) fn summaries(&self) -> SummaryServiceClient<Wire> {
+        SummaryServiceClient::new(self.wire.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES)
     }
 
     /// The bare connection.
-    pub(crate) fn channel(&self) -> Channel {
-        self.channel.clone()
+    pub(crate) fn channel(&self) -> Wire {
+        self.wire.clone()
     }
 
     /// Our id of a conversation that a person named in either way. An external id must exist.
@@ -119,7 +147,12 @@ impl ConversationName {
     /// Our ids hold no colon; a name elsewhere is PROJECT:PROVIDER:ID, in which the id may hold more colons.
     pub(crate) fn parse(named: &str) -> Result<Self, Failure> {
         if !named.contains(':') {
-            return Ok(Self::Id(named.to_owned()));
+            return match named.strip_prefix("cnv_") {
+                Some(_) => Ok(Self::Id(named.to_owned())),
+                None => Err(Failure::new(Exit::Usage, format!("{named:?} names no conversation")).next(
+                    "write its id (cnv_...), or PROJECT:PROVIDER:ID; `roundhouse conversations` lists them",
+                )),
+            };
         }
         let mut parts = named.splitn(3, ':').map(str::to_owned);
         match (parts.next(), parts.next(), parts.next()) {
@@ -150,6 +183,20 @@ pub(crate) fn workspace(named: &str, current: &Path) -> Result<String, Failure> 
     path.into_os_string()
         .into_string()
         .map_err(|path| Failure::new(Exit::Invalid, format!("{} is not UTF-8", path.display())))
+}
+
+/// An id of a turn.
+pub(crate) fn turn_id(named: String) -> Result<String, Failure> {
+    id("trn_", "turn", "`roundhouse turns CONVERSATION` lists them", named)
+}
+
+/// An id of a kind that people take from a list. The server would say so, too, but not where to find one.
+pub(crate) fn id(prefix: &str, what: &str, list: &str, named: String) -> Result<String, Failure> {
+    if named.starts_with(prefix) {
+        return Ok(named);
+    }
+    Err(Failure::new(Exit::Usage, format!("{named:?} is no {what}"))
+        .next(format!("ids of {what}s start with {prefix}; {list}")))
 }
 
 /// The directory that the command runs in.

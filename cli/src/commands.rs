@@ -1,15 +1,17 @@
 //! What each command does.
 
-mod agents;
+pub(crate) mod agents;
 mod config;
 pub(crate) mod conversations;
 mod doctor;
 pub(crate) mod engines;
+mod export;
+pub(crate) mod follow;
 mod health;
-mod listing;
+pub(crate) mod listing;
 mod permissions;
 mod runners;
-mod send;
+pub(crate) mod send;
 pub(crate) mod sharing;
 mod stream;
 pub(crate) mod turns;
@@ -24,6 +26,7 @@ use crate::client::Client;
 use crate::exit::Exit;
 use crate::output::Output;
 use crate::status::Failure;
+use crate::target::target;
 
 /// Runs a command to its exit code.
 pub(crate) async fn run(cli: Cli, output: Output) -> Result<Exit, Failure> {
@@ -33,8 +36,9 @@ pub(crate) async fn run(cli: Cli, output: Output) -> Result<Exit, Failure> {
     act(cli, output).await.map_err(|mut failure| {
         if asks
             && failure.is_no_connection()
-            && let Ok(server) = server(&global)
+            && let Ok(target) = target(&global)
         {
+            let server = &target.server;
             failure.message = format!("no control plane answers at {server}: {}", failure.message);
         }
         failure
@@ -49,6 +53,8 @@ async fn act(cli: Cli, output: Output) -> Result<Exit, Failure> {
         Command::Send(args) => send::send(&client(&global)?, args, output).await,
         Command::Retry(args) => send::retry(&client(&global)?, args, output).await,
         Command::Cancel(args) => send::cancel(&client(&global)?, args, output).await,
+        Command::Chat(args) => crate::chat::run(client(&global)?, args, output).await,
+        Command::Export(args) => export::run(&client(&global)?, args, output).await,
         Command::Events(args) => stream::run(client(&global)?, args, output).await,
         Command::Conversations { what } => {
             let list =
@@ -122,16 +128,8 @@ pub(crate) fn configuration(global: &Global) -> Result<Config, Failure> {
     })
 }
 
-/// The server to speak to: the flag or its variable, else the configuration.
-pub(crate) fn server(global: &Global) -> Result<String, Failure> {
-    match &global.server {
-        Some(server) => Ok(server.clone()),
-        None => Ok(configuration(global)?.client.server),
-    }
-}
-
 fn client(global: &Global) -> Result<Client, Failure> {
-    Client::new(&server(global)?)
+    target(global)?.client()
 }
 
 fn completions(shell: clap_complete::Shell, output: Output) -> Exit {

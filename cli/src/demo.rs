@@ -28,22 +28,25 @@ pub(crate) async fn run(global: &Global, args: DemoArgs, output: Output) -> Resu
     let mut interrupts = Interrupts::new()?;
     let prepared = tokio::select! {
         stage = Stage::prepare(global, &args, output) => stage?,
-        () = interrupts.next() => return Ok(Exit::Cancelled),
+        _ = interrupts.next() => return Ok(Exit::Cancelled),
     };
     let mut stage = prepared;
     let played = tokio::select! {
         played = play::all(&mut stage, output) => Some(played),
-        () = interrupts.next() => None,
+        _ = interrupts.next() => None,
     };
     say(output, "stopping both services");
     let place = stage.place();
     let orderly = tokio::select! {
-        orderly = stage.stop() => orderly,
-        () = interrupts.next() => {
-            output.note(NOT_AWAITED);
-            return Ok(Exit::Cancelled);
-        }
+        orderly = stage.stack.stop() => Some(orderly),
+        _ = interrupts.next() => None,
     };
+    let Some(orderly) = orderly else {
+        output.note(NOT_AWAITED);
+        stage.end_at_once().await?;
+        return Ok(Exit::Cancelled);
+    };
+    stage.clear().await;
     let left = processes_left(&place).await;
     if args.keep {
         output.note(&format!("kept: {}", place.display()));

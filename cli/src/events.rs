@@ -50,6 +50,7 @@ pub(crate) struct Follower {
     reached: bool,
     terminal_seen: bool,
     lost: Option<Lost>,
+    patience: Duration,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -60,12 +61,26 @@ struct Lost {
 
 impl Follower {
     pub(crate) const fn new(client: Client, wish: Wish) -> Self {
-        Self { client, wish, stream: None, reached: false, terminal_seen: false, lost: None }
+        Self {
+            client,
+            wish,
+            stream: None,
+            reached: false,
+            terminal_seen: false,
+            lost: None,
+            patience: GIVE_UP_AFTER,
+        }
     }
 
     /// For a server that has just answered: when it is away at once, it is waited for like one that went away later.
     pub(crate) const fn reached(mut self) -> Self {
         self.reached = true;
+        self
+    }
+
+    /// For somebody who stays: a server that is away is tried for as long as it takes.
+    pub(crate) const fn patient(mut self) -> Self {
+        self.patience = Duration::MAX;
         self
     }
 
@@ -180,7 +195,7 @@ impl Follower {
         }
         let first = self.lost.is_none();
         let lost = self.lost.get_or_insert_with(|| Lost { since: Instant::now(), pause: FIRST_PAUSE });
-        if lost.since.elapsed() > GIVE_UP_AFTER {
+        if lost.since.elapsed() > self.patience {
             return Err(failure);
         }
         if first {
@@ -196,7 +211,7 @@ impl Follower {
 
 /// Whether the connection or the server went away, rather than the server refusing. A killed server shows as one of
 /// several codes, all of them without details of ours.
-fn is_connection_loss(status: &Status) -> bool {
+pub(crate) fn is_connection_loss(status: &Status) -> bool {
     match status.code() {
         Code::Unavailable => true,
         Code::Unknown | Code::Internal | Code::Cancelled | Code::DeadlineExceeded => {

@@ -8,6 +8,15 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::exit::Exit;
 use crate::status::Failure;
 
+/// What a signal asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Asked {
+    /// To let go of what is being done: Ctrl-C.
+    Interrupt,
+    /// To end: SIGTERM, or the terminal is gone.
+    End,
+}
+
 /// Ctrl-C, SIGTERM and the end of the terminal, listened to from the moment this is made.
 pub(crate) struct Interrupts {
     interrupt: Signal,
@@ -27,11 +36,11 @@ impl Interrupts {
     }
 
     /// Waits for one of them. Cancellation safe.
-    pub(crate) async fn next(&mut self) {
+    pub(crate) async fn next(&mut self) -> Asked {
         tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-            _ = self.hangup.recv() => {}
+            _ = self.interrupt.recv() => Asked::Interrupt,
+            _ = self.terminate.recv() => Asked::End,
+            _ = self.hangup.recv() => Asked::End,
         }
     }
 }

@@ -4,6 +4,7 @@
 //! each can be killed alone. All other commands speak gRPC and nothing else.
 
 mod args;
+mod chat;
 mod children;
 mod client;
 mod commands;
@@ -14,6 +15,7 @@ mod interrupts;
 mod json;
 mod output;
 mod status;
+mod target;
 mod up;
 
 use std::process::ExitCode;

@@ -91,7 +91,7 @@ impl Output {
 }
 
 /// Without control characters other than line ends and tabs.
-fn harmless(text: &str) -> Cow<'_, str> {
+pub(crate) fn harmless(text: &str) -> Cow<'_, str> {
     let harms = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
     if text.contains(harms) { Cow::Owned(text.replace(harms, "\u{fffd}")) } else { Cow::Borrowed(text) }
 }

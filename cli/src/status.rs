@@ -301,13 +301,23 @@ fn next_of(code: Code, reason: Option<ErrorReason>, failure: &Failure) -> Option
         Some(R::Storage) => "make room on the runner's disk, then try again".to_owned(),
         Some(R::StaleEpoch) => later,
         Some(R::Unspecified) | None => match code {
+            Code::Unavailable if failure.message.contains("dns error") => {
+                "no host of that name is known here: --server is written http://HOST:PORT".to_owned()
+            }
             Code::Unavailable => {
                 "is it running? `roundhouse up` starts one; --server or ROUNDHOUSE_SERVER names another"
                     .to_owned()
             }
             Code::DeadlineExceeded => later,
-            Code::Unimplemented => "the server is of another release, or no Roundhouse server".to_owned(),
-            Code::Unauthenticated | Code::PermissionDenied => "the server wants other credentials".to_owned(),
+            Code::Unimplemented => {
+                "is that the control plane's address? An engine runner (port 7460 unless told otherwise) does not \
+                 answer this; else the server is of another release"
+                    .to_owned()
+            }
+            Code::Unauthenticated | Code::PermissionDenied => {
+                "the server wants another token: --token, ROUNDHOUSE_TOKEN or a token_file of the configuration"
+                    .to_owned()
+            }
             Code::ResourceExhausted => later,
             Code::Ok
             | Code::Cancelled

@@ -28,9 +28,8 @@ const REGISTER_LIMIT: Duration = Duration::from_secs(15);
 const MAX_RESTARTS: usize = 5;
 const RESTART_WINDOW: Duration = Duration::from_secs(60);
 
-/// Told when somebody does not wait for the stop. Killing the services instead would leave engines behind.
-pub(crate) const NOT_AWAITED: &str = "not waiting: control plane, runner and engines go on stopping by themselves, and \
-    the state directories stay locked until they have";
+/// Told when somebody does not wait for the stop.
+pub(crate) const NOT_AWAITED: &str = "not waiting: killing both services and the engines";
 
 /// Both services, and who stops them.
 pub(crate) struct Stack {
@@ -44,7 +43,7 @@ impl Stack {
         control_plane: Spec,
         runner: impl FnOnce(&str) -> Spec,
     ) -> Result<Self, Failure> {
-        let control_plane = Service::start(control_plane).await?;
+        let mut control_plane = Service::start(control_plane).await?;
         match Service::start(runner(&control_plane.url())).await {
             Ok(runner) => Ok(Self { control_plane, runner }),
             Err(failure) => {
@@ -94,11 +93,19 @@ impl Stack {
         }
     }
 
-    /// Stops the runner, then the control plane. Whether both went in good order.
-    pub(crate) async fn stop(self) -> bool {
+    /// Stops the runner, then the control plane. Whether both went in good order. Cancellation safe.
+    pub(crate) async fn stop(&mut self) -> bool {
         let runner = self.runner.stop().await;
         let control_plane = self.control_plane.stop().await;
         runner && control_plane
+    }
+
+    /// Ends both and every engine at once.
+    pub(crate) async fn end_at_once(self) -> Result<(), Failure> {
+        // Both are killed, whatever becomes of the first.
+        let runner = self.runner.end_at_once().await;
+        self.control_plane.end_at_once().await?;
+        runner
     }
 }
 
@@ -112,6 +119,20 @@ pub(crate) async fn run(global: &Global, args: UpArgs, output: Output) -> Result
     for setting in &global.settings {
         shared.extend(["--set".into(), setting.into()]);
     }
+    if args.insecure_listen {
+        shared.push("--insecure-listen".into());
+    }
+    if output.is_json() {
+        shared.extend(["--log-format".into(), "json".into()]);
+    }
+    let control_plane_listen = args.listen.clone().unwrap_or_else(|| config.control_plane.listen.clone());
+    let runner_listen = args.runner_listen.clone().unwrap_or_else(|| config.runner.listen.clone());
+    for (listen, allowed) in [
+        (&control_plane_listen, config.control_plane.insecure_listen),
+        (&runner_listen, config.runner.insecure_listen),
+    ] {
+        only_loopback(listen, allowed || args.insecure_listen)?;
+    }
     let with_state = |name: &str| {
         let mut all = shared.clone();
         if let Some(directory) = &args.state_dir {
@@ -123,10 +144,13 @@ pub(crate) async fn run(global: &Global, args: UpArgs, output: Output) -> Result
         name: "control plane",
         service: CONTROL_PLANE,
         args: [with_state("control-plane"), vec!["--log".into(), "warn".into()]].concat(),
-        listen: args.listen.clone().unwrap_or_else(|| config.control_plane.listen.clone()),
+        listen: control_plane_listen,
         log: Log::Inherit,
         own_settings_only: false,
+        engines_of: None,
     };
+    let runner_state =
+        args.state_dir.as_ref().map_or_else(|| config.runner.state_dir.clone(), |all| all.join("runner"));
     let runner = |url: &str| {
         let mut all = with_state("runner");
         all.extend([
@@ -143,17 +167,18 @@ pub(crate) async fn run(global: &Global, args: UpArgs, output: Output) -> Result
             name: "engine runner",
             service: RUNNER,
             args: all,
-            listen: args.runner_listen.clone().unwrap_or_else(|| config.runner.listen.clone()),
+            listen: runner_listen,
             log: Log::Inherit,
             own_settings_only: false,
+            engines_of: Some(runner_state.clone()),
         }
     };
 
     let mut interrupts = Interrupts::new()?;
-    let stack = Stack::start(control_plane, runner).await?;
+    let mut stack = Stack::start(control_plane, runner).await?;
     let described = tokio::select! {
         described = stack.describe() => described,
-        () = interrupts.next() => {
+        _ = interrupts.next() => {
             stack.stop().await;
             return Ok(Exit::Done);
         }
@@ -163,20 +188,31 @@ pub(crate) async fn run(global: &Global, args: UpArgs, output: Output) -> Result
         Err(failure) => {
             stack.stop().await;
             let bound = failure.exit == Exit::Conflict;
-            return Err(if bound { failure.next(unbind(&args, &config.runner.state_dir)) } else { failure });
+            return Err(if bound { failure.next(unbind(&runner_state)) } else { failure });
         }
     }
     supervise(stack, interrupts, output).await
 }
 
 /// What to do about a runner whose state directory belongs to another control plane.
-fn unbind(args: &UpArgs, configured: &Path) -> String {
-    let directory = args.state_dir.as_ref().map_or_else(|| configured.to_owned(), |all| all.join("runner"));
+fn unbind(directory: &Path) -> String {
     format!(
         "if that control plane is gone for good: `roundhouse runners reset --state-dir {}`, then start again; \
          else name the state directories that belong together",
         directory.display()
     )
+}
+
+/// Refuses an address that others could reach, before a service is started for it. What is no address is the service's
+/// to refuse.
+fn only_loopback(listen: &str, others_too: bool) -> Result<(), Failure> {
+    let Ok(address) = listen.parse::<std::net::SocketAddr>() else { return Ok(()) };
+    if others_too || address.ip().is_loopback() {
+        return Ok(());
+    }
+    let told = format!("{listen} is not a loopback address: anybody who reaches it could run agents here");
+    Err(Failure::new(Exit::Policy, told)
+        .next("listen on 127.0.0.1, or say --insecure-listen if the network protects it"))
 }
 
 /// The roots for the runner's command line: the named ones, or the current directory when none are configured.
@@ -233,7 +269,7 @@ async fn supervise(mut stack: Stack, mut interrupts: Interrupts, output: Output)
     let mut restarts: Vec<Instant> = Vec::new();
     let failure = loop {
         let (service, status) = tokio::select! {
-            () = interrupts.next() => break None,
+            _ = interrupts.next() => break None,
             status = stack.control_plane.ended() => (&mut stack.control_plane, status),
             status = stack.runner.ended() => (&mut stack.runner, status),
         };
@@ -247,7 +283,7 @@ async fn supervise(mut stack: Stack, mut interrupts: Interrupts, output: Output)
         output.note(&format!("{name} ended ({told}); starting it again"));
         let restarted = tokio::select! {
             restarted = service.restart() => restarted,
-            () = interrupts.next() => break None,
+            _ = interrupts.next() => break None,
         };
         match restarted {
             Ok(()) => output.note(&format!("{name} is back")),
@@ -257,13 +293,16 @@ async fn supervise(mut stack: Stack, mut interrupts: Interrupts, output: Output)
     if !output.is_json() {
         output.note("stopping");
     }
-    // A second Ctrl-C does not wait: the pipes end with this process, and the services stop by themselves.
     let orderly = tokio::select! {
-        orderly = stack.stop() => orderly,
-        () = interrupts.next() => {
+        orderly = stack.stop() => Some(orderly),
+        _ = interrupts.next() => None,
+    };
+    let Some(orderly) = orderly else {
+        if !output.is_json() {
             output.note(NOT_AWAITED);
-            return Ok(Exit::Cancelled);
         }
+        stack.end_at_once().await?;
+        return Ok(Exit::Cancelled);
     };
     match failure {
         Some(failure) => Err(failure),

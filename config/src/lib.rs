@@ -10,5 +10,5 @@ mod schema;
 
 pub use load::{Layer, Problem, Problems, Sources, default_file, load, show};
 pub use schema::{
-    Client, Config, ControlPlane, Credentials, EngineSettings, Root, Runner, default_state_dir,
+    Client, Config, ControlPlane, Credentials, EngineSettings, Profile, Root, Runner, default_state_dir,
 };

@@ -8,11 +8,17 @@ use etcetera::BaseStrategy as _;
 use serde::Deserialize as _;
 use toml::{Table, Value};
 
-use crate::schema::{Config, EngineSettings};
+use crate::schema::{Config, EngineSettings, Profile};
 
 /// Variables with our prefix that are not settings of this schema.
-const OTHER_VARIABLES: [&str; 4] =
-    ["ROUNDHOUSE_CONFIG", "ROUNDHOUSE_SERVER", "ROUNDHOUSE_LOG", "ROUNDHOUSE_KEEPER"];
+const OTHER_VARIABLES: [&str; 6] = [
+    "ROUNDHOUSE_CONFIG",
+    "ROUNDHOUSE_SERVER",
+    "ROUNDHOUSE_PROFILE",
+    "ROUNDHOUSE_TOKEN",
+    "ROUNDHOUSE_LOG",
+    "ROUNDHOUSE_KEEPER",
+];
 
 /// Prefix of variables that only tests set; never settings.
 const TEST_PREFIX: &str = "ROUNDHOUSE_TEST_";
@@ -145,7 +151,11 @@ pub fn show(config: &Config) -> Result<String, toml::ser::Error> {
     toml::to_string_pretty(&shown)
 }
 
-/// The known keys. `engines.*` stands for any engine, `engines.*.variables.*` for any variable.
+/// Sections whose entries are named by people, as they stand in the schema.
+const NAMED: [&str; 2] = ["engines", "client.profiles"];
+
+/// The known keys. `engines.*` stands for any engine, `engines.*.variables.*` for any variable, `client.profiles.*` for
+/// any profile.
 struct Schema {
     keys: Vec<String>,
 }
@@ -156,9 +166,12 @@ impl Schema {
         if let Ok(table) = Table::try_from(Config::default()) {
             leaves("", &table, &mut keys);
         }
-        keys.retain(|key| key != "engines");
+        keys.retain(|key| !NAMED.contains(&key.as_str()));
         if let Ok(table) = Table::try_from(EngineSettings::default()) {
             leaves("engines.*", &table, &mut keys);
+        }
+        if let Ok(table) = Table::try_from(Profile::default()) {
+            leaves("client.profiles.*", &table, &mut keys);
         }
         Self { keys }
     }
@@ -172,7 +185,7 @@ impl Schema {
     /// Whether some known key lies below this one.
     fn has_below(&self, key: &str) -> bool {
         let prefix = format!("{}.", generalise(key));
-        key == "engines"
+        NAMED.contains(&key)
             || generalise(key) == "engines.*.variables"
             || self.keys.iter().any(|known| known.starts_with(&prefix))
     }
@@ -186,13 +199,23 @@ impl Schema {
             .map(|known| (strsim::jaro_winkler(known, &general), known))
             .filter(|(likeness, _)| *likeness > 0.8)
             .max_by(|left, right| left.0.total_cmp(&right.0))
-            .map(|(_, known)| match key.split('.').nth(1) {
-                Some(name) if known.starts_with("engines.*") => known.replacen('*', name, 1),
-                _ => known.clone(),
+            .map(|(_, known)| {
+                let section = NAMED.iter().find(|section| known.starts_with(&format!("{section}.*")));
+                let name = section
+                    .and_then(|section| key.strip_prefix(section)?.strip_prefix('.')?.split('.').next());
+                match name {
+                    Some(name) => known.replacen('*', name, 1),
+                    None => known.clone(),
+                }
             })
     }
 
     fn unknown(&self, key: &str) -> String {
+        if self.has_below(key) {
+            return format!(
+                "is a section; its settings are written {key}.NAME=VALUE, and `roundhouse config show` lists them"
+            );
+        }
         match self.nearest(key) {
             Some(known) => format!("unknown key; did you mean {known}?"),
             None => "unknown key; `roundhouse config show` lists the known ones".to_owned(),
@@ -211,13 +234,15 @@ fn leaves(prefix: &str, table: &Table, keys: &mut Vec<String>) {
 }
 
 fn generalise(key: &str) -> String {
-    match key.strip_prefix("engines.") {
-        Some(rest) => match rest.split_once('.') {
-            Some((_, below)) => format!("engines.*.{below}"),
-            None => "engines.*".to_owned(),
-        },
-        None => key.to_owned(),
+    for section in NAMED {
+        if let Some(rest) = key.strip_prefix(section).and_then(|rest| rest.strip_prefix('.')) {
+            return match rest.split_once('.') {
+                Some((_, below)) => format!("{section}.*.{below}"),
+                None => format!("{section}.*"),
+            };
+        }
     }
+    key.to_owned()
 }
 
 struct Merge<'a> {
@@ -348,7 +373,7 @@ const LEAST: [(&str, i64); 4] = [
 fn fits(key: &str, value: &Value) -> Result<(), String> {
     let mut alone = Table::new();
     put(&mut alone, key, value.clone());
-    let config = Config::deserialize(alone).map_err(|error| one_line(error.message()))?;
+    let config = Config::deserialize(alone).map_err(|error| in_our_words(error.message()))?;
     let merged = Table::try_from(config).map_err(|error| one_line(&error.to_string()))?;
     match get(&merged, key) {
         Some(Value::String(text))
@@ -362,6 +387,21 @@ fn fits(key: &str, value: &Value) -> Result<(), String> {
         },
         _ => Ok(()),
     }
+}
+
+/// What a value should have been, rather than how a parser of somebody else's calls it.
+fn in_our_words(message: &str) -> String {
+    let message = one_line(message);
+    if message.contains("duration") {
+        return "is no duration: write it like 90s, 5m or 1h 30m".to_owned();
+    }
+    if message.contains("expected u32") || message.contains("expected u64") {
+        return "must be a whole number, zero or more".to_owned();
+    }
+    if message.contains("expected a boolean") {
+        return "must be true or false".to_owned();
+    }
+    message
 }
 
 fn get<'a>(table: &'a Table, key: &str) -> Option<&'a Value> {
@@ -479,7 +519,7 @@ mod tests {
             [
                 "f: engines.claude-code.executabel: unknown key; did you mean engines.claude-code.executable?",
                 "f: runner.idle_timeot: unknown key; did you mean runner.idle_timeout?",
-                "f: runner.max_warm_engines: invalid type: string \"many\", expected u32",
+                "f: runner.max_warm_engines: must be a whole number, zero or more",
                 "f: zebra: unknown key; `roundhouse config show` lists the known ones",
             ]
         );
@@ -507,7 +547,43 @@ mod tests {
         assert_eq!(told[0], "unknown variable; did you mean ROUNDHOUSE_RUNNER_LISTEN?");
         assert_eq!(told[1], "unknown key; did you mean runner.listen?");
         assert_eq!(told[2], "a setting is written section.key=value");
+        assert!(
+            told[3].starts_with("is a section; its settings are written runner.NAME=VALUE"),
+            "{}",
+            told[3]
+        );
         assert_eq!(told.len(), 4);
+    }
+
+    #[test]
+    fn a_value_of_the_wrong_kind_is_told_in_words_of_ours() {
+        let told = |setting: &str| without_file(&[], &[setting]).unwrap_err().0[0].message.clone();
+        let number = "must be a whole number, zero or more";
+        assert_eq!(told("runner.max_warm_engines=-1"), number);
+        assert_eq!(told("runner.spool_keep_bytes=many"), number);
+        let duration = "is no duration: write it like 90s, 5m or 1h 30m";
+        assert_eq!(told("runner.idle_timeout=5"), duration);
+        assert_eq!(told("runner.idle_timeout=soon"), duration);
+        assert_eq!(told("runner.stop_turns=maybe"), "must be true or false");
+    }
+
+    #[test]
+    fn profiles_are_named_by_people_and_checked_all_the_same() {
+        let config = from_text(
+            "[client.profiles.work]\nserver = 'http://10.0.0.5:7450'\ntoken_file = '/k'\n[client.profiles.home]\n",
+        )
+        .unwrap();
+        assert_eq!(config.client.profiles["work"].server, "http://10.0.0.5:7450");
+        assert_eq!(config.client.profiles["work"].token_file, PathBuf::from("/k"));
+        let told = from_text("[client.profiles.work]\nsevrer = 'x'\n").unwrap_err().0[0].to_string();
+        assert_eq!(
+            told,
+            "f: client.profiles.work.sevrer: unknown key; did you mean client.profiles.work.server?"
+        );
+        let set = without_file(&[], &["client.profiles.work.server=http://h:1"]).unwrap();
+        assert_eq!(set.client.profiles["work"].server, "http://h:1");
+        // These are flags, not settings.
+        without_file(&[("ROUNDHOUSE_TOKEN", "x"), ("ROUNDHOUSE_PROFILE", "work")], &[]).unwrap();
     }
 
     #[test]

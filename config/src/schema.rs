@@ -225,12 +225,30 @@ impl Default for EngineSettings {
 pub struct Client {
     /// URI of the control plane.
     pub server: String,
+    /// A file that holds the token to send, in its first line, mode 0600. Empty: none is sent.
+    pub token_file: PathBuf,
+    /// Further control planes, by the name that `--profile` takes.
+    pub profiles: BTreeMap<String, Profile>,
 }
 
 impl Default for Client {
     fn default() -> Self {
-        Self { server: "http://127.0.0.1:7450".to_owned() }
+        Self {
+            server: "http://127.0.0.1:7450".to_owned(),
+            token_file: PathBuf::new(),
+            profiles: BTreeMap::new(),
+        }
     }
+}
+
+/// One more control plane, with what it takes to speak to it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Profile {
+    /// URI of the control plane. Empty: that of `client.server`.
+    pub server: String,
+    /// A file that holds the token to send, in its first line, mode 0600. Empty: none is sent.
+    pub token_file: PathBuf,
 }
 
 /// `$XDG_STATE_HOME/roundhouse`, or what stands for it. Falls back to a directory under the working one where no home

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use roundhouse_config::{Config, EngineSettings};
+use roundhouse_config::{Config, EngineSettings, Profile};
 use toml::{Table, Value};
 
 fn leaves(prefix: &str, table: &Table, found: &mut BTreeMap<String, Value>) {
@@ -45,6 +45,8 @@ fn the_readme_lists_every_setting_with_its_default() {
     for (section, table) in Table::try_from(Config::default()).unwrap() {
         leaves(&section, table.as_table().unwrap(), &mut settings);
     }
+    settings.remove("client.profiles");
+    leaves("client.profiles.*", &Table::try_from(Profile::default()).unwrap(), &mut settings);
     leaves("engines.*", &Table::try_from(EngineSettings::default()).unwrap(), &mut settings);
     let rows = rows();
     assert_eq!(rows.keys().collect::<Vec<_>>(), settings.keys().collect::<Vec<_>>());

@@ -29,7 +29,7 @@ pub(crate) async fn run(client: &Client, what: AgentsCommand, output: Output) ->
                         "problems": answer.problems.iter().map(json::agent_problem).collect::<Vec<_>>(),
                     })
                 },
-                || agents(&answer.agents),
+                || table_of(&answer.agents),
             );
             tell(&answer.problems, &[], output);
             Ok(Exit::Done)
@@ -51,7 +51,7 @@ pub(crate) async fn run(client: &Client, what: AgentsCommand, output: Output) ->
                         "problems": answer.problems.iter().map(json::agent_problem).collect::<Vec<_>>(),
                     })
                 },
-                || agents(&answer.agents),
+                || table_of(&answer.agents),
             );
             tell(&answer.problems, &files, output);
             Ok(if answer.problems.is_empty() { Exit::Done } else { Exit::Invalid })
@@ -80,7 +80,8 @@ fn read(file: &Path) -> Result<control::AgentText, Failure> {
     Ok(control::AgentText { file_name, content })
 }
 
-fn agents(agents: &[control::Agent]) -> String {
+/// Agents for people.
+pub(crate) fn table_of(agents: &[control::Agent]) -> String {
     let rows = agents
         .iter()
         .map(|agent| {

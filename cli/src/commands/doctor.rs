@@ -10,13 +10,14 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
 use crate::args::Global;
-use crate::client::{Client, call};
+use crate::client::call;
+use crate::commands::configuration;
 use crate::commands::engines::{described, login, version};
-use crate::commands::{configuration, server};
 use crate::exit::Exit;
 use crate::json as shapes;
 use crate::output::Output;
 use crate::status::Failure;
+use crate::target::target;
 
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -125,9 +126,9 @@ async fn first_line_of(program: &str) -> Option<String> {
 }
 
 async fn control_plane(global: &Global, checks: &mut Checks) {
-    let Ok(server) = server(global) else { return };
-    let client = match Client::new(&server) {
-        Ok(client) => client,
+    let found = target(global).and_then(|target| Ok((target.client()?, target.server)));
+    let (client, server) = match found {
+        Ok(found) => found,
         Err(failure) => return checks.fail("control plane", failure.message.clone(), "correct --server"),
     };
     let health =

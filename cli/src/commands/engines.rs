@@ -15,18 +15,19 @@ use serde_json::json;
 use crate::args::{EnginesCommand, Global};
 use crate::children;
 use crate::client::{Client, call};
-use crate::commands::{configuration, server};
+use crate::commands::configuration;
 use crate::exit::Exit;
 use crate::json;
 use crate::output::{Output, table};
 use crate::status::Failure;
+use crate::target::target;
 
 /// The engines whose CLI is pinned.
 const PINNED: [&str; 1] = ["claude-code"];
 
 pub(crate) async fn run(global: &Global, what: EnginesCommand, output: Output) -> Result<Exit, Failure> {
     match what {
-        EnginesCommand::List => list(&Client::new(&server(global)?)?, output).await,
+        EnginesCommand::List => list(&target(global)?.client()?, output).await,
         EnginesCommand::Install { engines } => {
             let directory = configuration(global)?.runner.state_dir.join("engines");
             let names = if engines.is_empty() { PINNED.map(str::to_owned).to_vec() } else { engines };
@@ -69,9 +70,14 @@ pub(crate) async fn install(engine: &str, directory: PathBuf, output: Output) ->
         Some(code) if code == Exit::Failed.code() => Exit::Failed,
         Some(_) | None => return Err(broken(ended.status.to_string())),
     };
-    Err(Failure::new(exit, String::from_utf8_lossy(&ended.stdout)).next(format!(
-        "mend that and try again, or name an executable: --set engines.{engine}.executable=/path/to/it"
-    )))
+    let next = if exit == Exit::Conflict {
+        format!("those that can be installed: {}", PINNED.join(", "))
+    } else {
+        format!(
+            "mend that and try again, or name an executable: --set engines.{engine}.executable=/path/to/it"
+        )
+    };
+    Err(Failure::new(exit, String::from_utf8_lossy(&ended.stdout)).next(next))
 }
 
 /// The install itself, in a process of its own: engine and directory are its arguments. Tells the executable on

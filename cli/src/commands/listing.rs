@@ -62,16 +62,7 @@ pub(crate) async fn sessions(client: &Client, args: SessionsArgs, output: Output
         output.result(|| json!({"session": json::session(&session)}), || session_details(&session));
         return Ok(Exit::Done);
     }
-    let conversation_id = match &args.of {
-        Some(named) => client.conversation_id(named).await?,
-        None => String::new(),
-    };
-    let request = control::ListSessionsRequest {
-        conversation_id,
-        page_size: args.page.limit,
-        page_token: args.page.page_token.unwrap_or_default(),
-    };
-    let answer = client.sessions().list_sessions(call(request)).await?.into_inner();
+    let answer = list_sessions(client, &args).await?;
     output.result(
         || {
             json!({
@@ -79,27 +70,50 @@ pub(crate) async fn sessions(client: &Client, args: SessionsArgs, output: Output
                 "next_page_token": answer.next_page_token,
             })
         },
-        || {
-            let rows = answer
-                .sessions
-                .iter()
-                .map(|s| {
-                    vec![
-                        s.session_id.clone(),
-                        json::session_state(s.state).to_lowercase(),
-                        s.agent.clone(),
-                        s.engine.clone(),
-                        s.model.clone(),
-                        s.native_ref.as_ref().map(|native| native.id.clone()).unwrap_or_default(),
-                        ago(s.update_time.as_ref()),
-                    ]
-                })
-                .collect();
-            table(&["session", "state", "agent", "engine", "model", "native id", "used"], rows, "no sessions")
-        },
+        || session_rows(&answer),
     );
     more(output, &answer.next_page_token);
     Ok(Exit::Done)
+}
+
+async fn list_sessions(
+    client: &Client,
+    args: &SessionsArgs,
+) -> Result<control::ListSessionsResponse, Failure> {
+    let conversation_id = match &args.of {
+        Some(named) => client.conversation_id(named).await?,
+        None => String::new(),
+    };
+    let request = control::ListSessionsRequest {
+        conversation_id,
+        page_size: args.page.limit,
+        page_token: args.page.page_token.clone().unwrap_or_default(),
+    };
+    Ok(client.sessions().list_sessions(call(request)).await?.into_inner())
+}
+
+/// Sessions for people.
+pub(crate) async fn session_table(client: &Client, args: &SessionsArgs) -> Result<String, Failure> {
+    Ok(session_rows(&list_sessions(client, args).await?))
+}
+
+fn session_rows(answer: &control::ListSessionsResponse) -> String {
+    let rows = answer
+        .sessions
+        .iter()
+        .map(|s| {
+            vec![
+                s.session_id.clone(),
+                json::session_state(s.state).to_lowercase(),
+                s.agent.clone(),
+                s.engine.clone(),
+                s.model.clone(),
+                s.native_ref.as_ref().map(|native| native.id.clone()).unwrap_or_default(),
+                ago(s.update_time.as_ref()),
+            ]
+        })
+        .collect();
+    table(&["session", "state", "agent", "engine", "model", "native id", "used"], rows, "no sessions")
 }
 
 fn session_details(session: &control::Session) -> String {
@@ -159,6 +173,7 @@ pub(crate) async fn workspaces(
     what: WorkspacesCommand,
     output: Output,
 ) -> Result<Exit, Failure> {
+    let known = "`roundhouse workspaces` lists them";
     match what {
         WorkspacesCommand::List { runner } => {
             let request = control::ListWorkspacesRequest { runner_id: runner.unwrap_or_default() };
@@ -174,8 +189,8 @@ pub(crate) async fn workspaces(
         WorkspacesCommand::Free { workspace, turn, reason } => {
             let request = control::FreeWorkspaceRequest {
                 request_id: client::request_id(None),
-                workspace_id: workspace,
-                turn_id: turn,
+                workspace_id: client::id("wsp_", "workspace", known, workspace)?,
+                turn_id: client::turn_id(turn)?,
                 reason,
             };
             let answer = client.runners().free_workspace(call(request)).await?.into_inner();

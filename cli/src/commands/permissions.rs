@@ -87,6 +87,8 @@ async fn answer(
     feedback: String,
     output: Output,
 ) -> Result<Exit, Failure> {
+    let list = "`roundhouse permissions list` lists them";
+    let permission_request_id = client::id("spl_", "permission request", list, permission_request_id)?;
     let request = control::AnswerPermissionRequest {
         request_id: client::request_id(None),
         permission_request_id,

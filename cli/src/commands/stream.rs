@@ -1,7 +1,7 @@
 //! `events`: what happens in a conversation.
 
 use crate::args::EventsArgs;
-use crate::client::Client;
+use crate::client::{self, Client};
 use crate::events::{Follower, Next, Wish, render};
 use crate::exit::Exit;
 use crate::interrupts::Interrupts;
@@ -12,7 +12,7 @@ use crate::status::Failure;
 pub(crate) async fn run(client: Client, args: EventsArgs, output: Output) -> Result<Exit, Failure> {
     let wish = Wish {
         conversation_id: client.conversation_id(&args.conversation).await?,
-        turn_id: args.turn,
+        turn_id: args.turn.map(client::turn_id).transpose()?,
         after: args.after.unwrap_or_default(),
         partials: args.partials,
         follow: args.follow,
@@ -22,7 +22,7 @@ pub(crate) async fn run(client: Client, args: EventsArgs, output: Output) -> Res
     loop {
         let next = tokio::select! {
             next = follower.next() => next?,
-            () = interrupts.next() => {
+            _ = interrupts.next() => {
                 go_on(&follower, output);
                 return Ok(Exit::Cancelled);
             }

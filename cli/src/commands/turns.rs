@@ -6,8 +6,9 @@ use serde_json::{Value, json};
 use crate::args::TurnsArgs;
 use crate::client::{Client, call, incomplete};
 use crate::commands::conversations::{ago, more, pairs};
+use crate::commands::follow::{self, Times, ended, wish};
 use crate::commands::listing::message;
-use crate::events::render;
+use crate::events::{Follower, Next, Wish, render};
 use crate::exit::Exit;
 use crate::json;
 use crate::output::{Output, table};
@@ -46,7 +47,7 @@ fn row(turn: &control::Turn) -> Vec<String> {
     let count = |value: Option<u64>| value.map(|value| value.to_string()).unwrap_or_default();
     vec![
         turn.turn_id.clone(),
-        json::turn_status(turn.status),
+        json::turn_status(turn.status).to_lowercase(),
         turn.agent.clone(),
         turn.engine.clone(),
         origin(turn),
@@ -66,25 +67,43 @@ async fn show(client: &Client, turn_id: &str, output: Output) -> Result<Exit, Fa
     let request = control::GetTurnRequest { turn_id: turn_id.to_owned() };
     let answer = client.conversations().get_turn(call(request)).await?.into_inner();
     let turn = answer.turn.as_ref().ok_or_else(|| incomplete("the turn"))?;
-    output.result(|| details_json(&answer), || details(turn, &answer));
+    let worked = if ended(turn.status) { worked(client, turn).await } else { None };
+    let times = Times::of(turn, worked);
+    output.result(|| details_json(&answer, times), || details(turn, &answer, times));
     Ok(Exit::Done)
 }
 
-fn details_json(answer: &control::GetTurnResponse) -> Value {
+/// What the turn's terminal event says of the time of the work. None when it cannot be had: that is no reason to show
+/// nothing else.
+async fn worked(client: &Client, turn: &control::Turn) -> Option<i64> {
+    let mut follower = Follower::new(client.clone(), Wish { follow: false, ..wish(turn, false) });
+    let mut found = None;
+    loop {
+        match follower.next().await.ok()? {
+            Next::Item(item) => found = found.or_else(|| follow::worked(&item)),
+            Next::Lost(_) | Next::Back => {}
+            Next::End => return found,
+        }
+    }
+}
+
+fn details_json(answer: &control::GetTurnResponse, times: Option<Times>) -> Value {
     json!({
         "turn": answer.turn.as_ref().map(json::turn),
         "message": answer.message.as_ref().map(json::message),
         "answer": answer.answer.as_ref().map(json::message),
         "duration_ms": answer.duration.as_ref().map(json::milliseconds),
+        "worked_ms": times.map(|times| times.worked),
+        "waited_ms": times.map(|times| times.waited),
         "waiting": answer.waiting.as_ref().map(json::attention),
     })
 }
 
-fn details(turn: &control::Turn, answer: &control::GetTurnResponse) -> String {
+fn details(turn: &control::Turn, answer: &control::GetTurnResponse, times: Option<Times>) -> String {
     let mut lines = vec![
         ("turn", turn.turn_id.clone()),
         ("conversation", turn.conversation_id.clone()),
-        ("status", json::turn_status(turn.status)),
+        ("status", json::turn_status(turn.status).to_lowercase()),
     ];
     let mut add = |name: &'static str, value: String| {
         if !value.is_empty() {
@@ -99,7 +118,16 @@ fn details(turn: &control::Turn, answer: &control::GetTurnResponse) -> String {
     add("origin", origin(turn));
     add("workspace", turn.workspace_id.clone());
     add("retry of", turn.retry_of.clone());
-    add("took", answer.duration.as_ref().map(|d| render::seconds(json::milliseconds(d))).unwrap_or_default());
+    match times {
+        Some(times) => {
+            add("worked", render::seconds(times.worked));
+            add("waited", render::seconds(times.waited));
+        }
+        None => {
+            let so_far = answer.duration.as_ref().map(|d| render::seconds(json::milliseconds(d)));
+            add("so far", so_far.unwrap_or_default());
+        }
+    }
     add("usage", turn.usage.as_ref().map(|usage| render::usage(Some(usage))).unwrap_or_default());
     let mut text = pairs(&lines);
     if let Some(failure) = &turn.failure {

@@ -88,12 +88,13 @@ impl Stage {
             listen: "127.0.0.1:0".to_owned(),
             log: Log::File(place.join(log)),
             own_settings_only: true,
+            engines_of: (service == RUNNER).then(|| place.join("runner")),
         };
         let control_plane = spec("control plane", CONTROL_PLANE, "control-plane.log", &[]);
         let runner = |url: &str| {
             spec("engine runner", RUNNER, "runner.log", &["--control-plane", url, "--stop-turns"])
         };
-        let stack = Stack::start(control_plane, runner).await?;
+        let mut stack = Stack::start(control_plane, runner).await?;
         match stack.describe().await {
             Ok(described) if !output.is_json() => {
                 for engine in described.engines.iter().filter(|engine| engine.name == ENGINE) {
@@ -121,17 +122,27 @@ impl Stage {
         path.canonicalize().unwrap_or_else(|_| path.to_owned())
     }
 
-    /// Stops everything and takes the directory away. Whether the services went in good order.
-    pub(super) async fn stop(self) -> bool {
-        let orderly = self.stack.stop().await;
-        if let Some(model) = self.model {
-            model.stop().await;
-        }
-        if let Directory::Temporary(directory) = self.directory {
-            // What cannot be taken away lies in the system's temporary directory, where nobody minds it.
-            let _ = directory.close();
-        }
-        orderly
+    /// Ends all at once.
+    pub(super) async fn end_at_once(self) -> Result<(), Failure> {
+        let Self { stack, directory, model, .. } = self;
+        stack.end_at_once().await?;
+        clear(directory, model).await;
+        Ok(())
+    }
+
+    /// Takes away what is left once the services have stopped.
+    pub(super) async fn clear(self) {
+        clear(self.directory, self.model).await;
+    }
+}
+
+async fn clear(directory: Directory, model: Option<ModelServer>) {
+    if let Some(model) = model {
+        model.stop().await;
+    }
+    if let Directory::Temporary(directory) = directory {
+        // What cannot be taken away lies in the system's temporary directory, where nobody minds it.
+        let _ = directory.close();
     }
 }
 

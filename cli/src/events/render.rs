@@ -23,15 +23,14 @@ pub(crate) fn item(item: &control::StreamEventsResponse) -> Option<String> {
     let (turn, text) = match item.item.as_ref()? {
         Item::TurnEvent(event) => (event.turn_id.as_str(), event.body.as_ref().and_then(body)?),
         Item::Message(message) => (message.turn_id.as_str(), self::message(message)),
-        Item::Turn(turn) => (turn.turn_id.as_str(), format!("turn      {}", json::turn_status(turn.status))),
+        Item::Turn(turn) => {
+            (turn.turn_id.as_str(), format!("turn      {}", json::turn_status(turn.status).to_lowercase()))
+        }
+        // That it was made or used is told by its turn's events.
+        Item::Session(session) if session.unusable_reason.is_empty() => return None,
         Item::Session(session) => {
-            let state = json::session_state(session.state);
-            let reason = if session.unusable_reason.is_empty() {
-                String::new()
-            } else {
-                format!(": {}", session.unusable_reason)
-            };
-            ("", format!("session   {} {state}{reason}", session.session_id))
+            let state = json::session_state(session.state).to_lowercase();
+            ("", format!("session   {} {state}: {}", session.session_id, session.unusable_reason))
         }
         Item::Summary(summary) => {
             let told = format!("summary   version {} up to position {}", summary.version, summary.through);
@@ -96,7 +95,7 @@ pub(crate) fn body(body: &engine::EventBody) -> Option<String> {
 /// Whether an event only matters to who looks into the machine.
 pub(crate) fn is_bookkeeping(kind: &Kind) -> bool {
     match kind {
-        Kind::Session(e) => e.state == engine::session_event::State::NativeRef as i32,
+        Kind::Session(e) => is_native_ref(e),
         Kind::Phase(_) | Kind::Usage(_) => true,
         Kind::Text(_)
         | Kind::Reasoning(_)
@@ -112,8 +111,15 @@ pub(crate) fn is_bookkeeping(kind: &Kind) -> bool {
     }
 }
 
+fn is_native_ref(e: &engine::SessionEvent) -> bool {
+    e.state == engine::session_event::State::NativeRef as i32
+}
+
 fn session(e: &engine::SessionEvent) -> String {
-    let state = json::session_event_state(e.state).to_lowercase();
+    if let Some(native) = e.native_ref.as_ref().filter(|_| is_native_ref(e)) {
+        return format!("session   {} is the engine's {}", e.session_id, native.id);
+    }
+    let state = json::session_event_state(e.state).to_lowercase().replace('_', " ");
     let mut text = format!("session   {} {state}", e.session_id);
     if e.origin != 0 {
         text.push_str(&format!(" ({})", json::origin(e.origin).to_lowercase()));
@@ -158,11 +164,16 @@ fn evidence(e: &engine::EvidenceEvent) -> Option<String> {
         return None;
     }
     let more = if e.truncated { " or more" } else { "" };
-    Some(format!("worktree  {changed} files changed{more}, {} commits, on {}", e.commits.len(), e.branch))
+    let (files, commits) = (counted(changed, "file"), counted(e.commits.len(), "commit"));
+    Some(format!("worktree  {files} changed{more}, {commits}, on {}", e.branch))
+}
+
+fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 fn terminal(e: &engine::TerminalEvent) -> String {
-    let mut text = format!("end       {}", json::outcome(e.outcome));
+    let mut text = format!("end       {}", json::outcome(e.outcome).to_lowercase());
     if let Some(duration) = &e.duration {
         text.push_str(&format!(" after {}", seconds(json::milliseconds(duration))));
     }
@@ -409,7 +420,7 @@ mod tests {
                 }),
                 ..Default::default()
             })),
-            "end       FAILED after 2.3 s\n  QUOTA: the limit is reached\n  next: wait"
+            "end       failed after 2.3 s\n  QUOTA: the limit is reached\n  next: wait"
         );
         assert_eq!(
             told(Kind::Session(engine::SessionEvent {
@@ -421,6 +432,24 @@ mod tests {
                 ..Default::default()
             })),
             "session   ses_2 opened (replaced), given the history, replaces ses_1"
+        );
+        assert_eq!(
+            told(Kind::Session(engine::SessionEvent {
+                session_id: "ses_2".to_owned(),
+                state: engine::session_event::State::NativeRef as i32,
+                native_ref: Some(engine::NativeRef { id: "abc".to_owned() }),
+                ..Default::default()
+            })),
+            "session   ses_2 is the engine's abc"
+        );
+        assert_eq!(
+            told(Kind::Evidence(engine::EvidenceEvent {
+                point: engine::evidence_event::Point::After as i32,
+                branch: "main".to_owned(),
+                changed_files: vec!["a".to_owned()],
+                ..Default::default()
+            })),
+            "worktree  1 file changed, 0 commits, on main"
         );
     }
 }

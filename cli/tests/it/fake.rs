@@ -1,6 +1,6 @@
 //! A control plane that answers from a script and remembers what it was asked.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -17,7 +17,8 @@ use tokio::runtime::Runtime;
 
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_stream::{Stream, StreamExt as _};
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
+use tonic_types::{ErrorDetails, StatusExt as _};
 
 /// One step of a scripted stream.
 #[derive(Debug, Clone)]
@@ -39,7 +40,19 @@ pub(crate) struct State {
     /// What the turn waits for.
     pub(crate) waiting: Option<control::Attention>,
     pub(crate) refuse_send: Option<Status>,
+    /// Empty: there is no conversation of an external id yet.
     pub(crate) workspace_of_conversation: String,
+    /// What GetConversation answers, but for id and workspace.
+    pub(crate) conversation: control::Conversation,
+    /// What ListMessages answers.
+    pub(crate) messages: Vec<control::Message>,
+    /// What SendMessage makes of a message; the default is one turn that is being dispatched.
+    pub(crate) sent: VecDeque<control::Turn>,
+    /// SendMessage fails in this way, so often, after it has taken the message.
+    pub(crate) lose_send: VecDeque<Status>,
+    pub(crate) cancel_requests: Vec<control::CancelTurnRequest>,
+    pub(crate) answer_requests: Vec<control::AnswerPermissionRequest>,
+    pub(crate) tokens: Vec<Option<String>>,
     pub(crate) stream_requests: Vec<control::StreamEventsRequest>,
     pub(crate) send_requests: Vec<control::SendMessageRequest>,
     pub(crate) create_requests: Vec<control::CreateConversationRequest>,
@@ -187,14 +200,23 @@ impl ConversationService for Fake {
         request: Request<control::GetConversationRequest>,
     ) -> Answer<control::GetConversationResponse> {
         use control::get_conversation_request::Name;
+        let mut state = self.state();
+        let token = request.metadata().get("authorization").and_then(|value| value.to_str().ok());
+        state.tokens.push(token.map(str::to_owned));
         let external_id = match request.into_inner().name {
             Some(Name::ExternalId(external)) => Some(external),
             Some(Name::ConversationId(_)) | None => None,
         };
+        if external_id.is_some() && state.workspace_of_conversation.is_empty() {
+            let mut details = ErrorDetails::new();
+            details.set_error_info("CONVERSATION_NOT_FOUND", "roundhouse", HashMap::new());
+            return Err(Status::with_error_details(Code::NotFound, "no such conversation", details));
+        }
         let conversation = control::Conversation {
             conversation_id: "cnv_1".to_owned(),
             external_id,
-            ..control::Conversation::default()
+            workspace_id: state.workspace_of_conversation.clone(),
+            ..state.conversation.clone()
         };
         Ok(Response::new(control::GetConversationResponse { conversation: Some(conversation) }))
     }
@@ -233,7 +255,10 @@ impl ConversationService for Fake {
         if let Some(refusal) = &state.refuse_send {
             return Err(refusal.clone());
         }
-        let turn = turn(control::TurnStatus::Dispatching);
+        if let Some(lost) = state.lose_send.pop_front() {
+            return Err(lost);
+        }
+        let turn = state.sent.pop_front().unwrap_or_else(|| turn(control::TurnStatus::Dispatching));
         Ok(Response::new(control::SendMessageResponse {
             message: Some(message),
             turn: Some(turn),
@@ -245,8 +270,10 @@ impl ConversationService for Fake {
         &self,
         _request: Request<control::ListMessagesRequest>,
     ) -> Answer<control::ListMessagesResponse> {
-        let messages = self.state().answer.clone().into_iter().collect();
-        Ok(Response::new(control::ListMessagesResponse { messages, has_more: true }))
+        let state = self.state();
+        let more = state.messages.is_empty();
+        let messages = if more { state.answer.clone().into_iter().collect() } else { state.messages.clone() };
+        Ok(Response::new(control::ListMessagesResponse { messages, has_more: more }))
     }
 
     type StreamEventsStream =
@@ -291,8 +318,9 @@ impl ConversationService for Fake {
 
     async fn cancel_turn(
         &self,
-        _request: Request<control::CancelTurnRequest>,
+        request: Request<control::CancelTurnRequest>,
     ) -> Answer<control::CancelTurnResponse> {
+        self.state().cancel_requests.push(request.into_inner());
         let turn = Some(turn(control::TurnStatus::Cancelling));
         Ok(Response::new(control::CancelTurnResponse { turn, already_ended: false }))
     }
@@ -309,6 +337,7 @@ impl ConversationService for Fake {
         request: Request<control::AnswerPermissionRequest>,
     ) -> Answer<control::AnswerPermissionResponse> {
         let request = request.into_inner();
+        self.state().answer_requests.push(request.clone());
         let permission = control::Permission {
             request_id: request.permission_request_id.clone(),
             decision: request.decision,

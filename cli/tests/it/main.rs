@@ -2,6 +2,7 @@
 
 #![expect(clippy::expect_used, reason = "helpers of tests are tests")]
 
+mod chat;
 mod fake;
 mod following;
 mod installing;

@@ -47,10 +47,96 @@ async fn a_service_that_is_not_there_or_that_never_answers_is_not_healthy() {
 }
 
 #[tokio::test]
-async fn a_send_whose_fate_is_unknown_says_how_to_repeat_it() {
-    let ended =
-        run(&["--server", "http://127.0.0.1:1", "send", "-c", "cnv_1", "--request-id", "r-7", "hi"]).await;
+async fn a_send_whose_fate_is_unknown_says_how_to_repeat_it_and_no_other_does() {
+    let server = Fake::default().serve();
+    server.fake.state().refuse_send = Some(tonic::Status::unavailable("going down"));
+    let args = ["send", "-c", "cnv_1", "--request-id", "r-7", "hi"];
+    let ended = run(&[&["--server", &server.url()], &args[..]].concat()).await;
     assert!(ended.stderr.contains("--request-id r-7 is harmless"), "{}", ended.stderr);
+    // Without a connection nothing was sent.
+    let ended = run(&[&["--server", "http://127.0.0.1:1"], &args[..]].concat()).await;
+    assert!(ended.code == 6 && !ended.stderr.contains("--request-id"), "{}", ended.stderr);
+}
+
+#[tokio::test]
+async fn ids_of_the_wrong_kind_are_told_in_words_of_the_command_line() {
+    for (args, told) in [
+        (&["cancel", "foo"][..], "\"foo\" is no turn\nnext: ids of turns start with trn_; `roundhouse turns"),
+        (&["retry", "cnv_1"], "\"cnv_1\" is no turn"),
+        (&["turns", "foo"], "\"foo\" names no conversation\nnext: write its id (cnv_...)"),
+        (&["events", "trn_1"], "\"trn_1\" names no conversation"),
+        (&["send", "-c", "foo", "hi"], "\"foo\" names no conversation"),
+        (&["permissions", "allow", "1"], "\"1\" is no permission request"),
+        (&["workspaces", "free", "/w", "--turn", "trn_1", "--reason", "x"], "\"/w\" is no workspace"),
+    ] {
+        // Nothing is asked of a server for it.
+        let ended = run(&[&["--server", "http://127.0.0.1:1"], args].concat()).await;
+        assert_eq!(ended.code, 2, "{args:?} {ended:?}");
+        assert!(ended.stderr.contains(told), "{args:?} {ended:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_token_goes_with_every_call_and_is_never_printed() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let server = Fake::default().serve();
+    let dir = tempfile::tempdir().expect("a directory");
+    let token = dir.path().join("token");
+    std::fs::write(&token, "s3cret-of-a-file\n").expect("writes");
+    std::fs::set_permissions(&token, std::fs::Permissions::from_mode(0o600)).expect("can be set");
+    let config = dir.path().join("roundhouse.toml");
+    let text =
+        format!("[client.profiles.work]\nserver = '{}'\ntoken_file = '{}'\n", server.url(), token.display());
+    std::fs::write(&config, text).expect("writes");
+    let config = config.to_str().expect("UTF-8");
+    let show = ["conversations", "show", "cnv_1"];
+    let by_profile = run(&[&["--config", config, "--profile", "work"], &show[..]].concat()).await;
+    let by_flag =
+        run(&[&["--server", &server.url(), "--token", "s3cret-of-a-flag"], &show[..]].concat()).await;
+    let mut by_variable = command(&[&["--server", &server.url()], &show[..]].concat());
+    by_variable.env("ROUNDHOUSE_TOKEN", "s3cret-of-a-variable");
+    let by_variable = finish(by_variable.spawn().expect("starts")).await;
+    let none = run(&[&["--server", &server.url()], &show[..]].concat()).await;
+    for ended in [&by_profile, &by_flag, &by_variable, &none] {
+        assert_eq!(ended.code, 0, "{ended:?}");
+    }
+    let of = |text: &str| Some(format!("Bearer s3cret-of-a-{text}"));
+    assert_eq!(server.fake.state().tokens, [of("file"), of("flag"), of("variable"), None]);
+    // Nor where something goes wrong.
+    let wrong = run(&["--server", "http://127.0.0.1:1", "--token", "s3cret", "runners"]).await;
+    let bad = run(&["--server", &server.url(), "--token", "s3cret two", "runners"]).await;
+    let shown = run(&["--config", config, "config", "show"]).await;
+    for ended in [wrong, bad, shown] {
+        assert!(!ended.stderr.contains("s3cret") && !ended.stdout.contains("s3cret"), "{ended:?}");
+    }
+    let unknown = run(&["--config", config, "--profile", "wrok", "runners"]).await;
+    assert!(unknown.code == 2 && unknown.stderr.contains("known: work"), "{unknown:?}");
+}
+
+#[tokio::test]
+async fn every_shell_gets_a_completion_script_that_knows_all_commands() {
+    for (shell, check) in [
+        ("bash", Some("bash")),
+        ("zsh", Some("zsh")),
+        ("fish", Some("fish")),
+        ("elvish", None),
+        ("powershell", None),
+    ] {
+        let ended = run(&["completions", shell]).await;
+        assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{shell}");
+        for word in ["chat", "export", "doctor", "permissions", "insecure-listen"] {
+            assert!(ended.stdout.contains(word), "{shell} does not know {word}");
+        }
+        // A shell that is here reads it without a complaint.
+        let Some(program) = check else { continue };
+        let dir = tempfile::tempdir().expect("a directory");
+        let script = dir.path().join("script");
+        std::fs::write(&script, &ended.stdout).expect("writes");
+        match tokio::process::Command::new(program).arg("-n").arg(&script).output().await {
+            Ok(read) => assert!(read.status.success(), "{program}: {read:?}"),
+            Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::NotFound, "{program}: {error}"),
+        }
+    }
 }
 
 #[tokio::test]

@@ -31,7 +31,12 @@ impl Ended {
 }
 
 pub(crate) fn command(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_roundhouse"));
+    program(env!("CARGO_BIN_EXE_roundhouse"), args)
+}
+
+/// Some program, with the same environment.
+pub(crate) fn program(name: &str, args: &[&str]) -> Command {
+    let mut command = Command::new(name);
     command
         .args(args)
         .env_clear()

@@ -144,7 +144,7 @@ async fn text_comes_by_standard_input_as_it_is() {
     let server = ending(TurnStatus::Completed, engine::Outcome::Completed);
     let text = " /clear\n@file.txt é\n".as_bytes();
     let ended = run_with_input(&["--server", &server.url(), "send", "-c", "cnv_1", "-"], text).await;
-    assert_eq!((ended.code, ended.stdout.as_str()), (0, "conversation cnv_1\nturn trn_1 DISPATCHING\n"));
+    assert_eq!((ended.code, ended.stdout.as_str()), (0, "conversation cnv_1\nturn trn_1 dispatching\n"));
     assert_eq!(server.fake.state().send_requests[0].text.as_bytes(), text);
     let bad = run_with_input(&["--server", &server.url(), "send", "-c", "cnv_1", "-"], b"\xff").await;
     assert_eq!(bad.code, 3, "{bad:?}");
@@ -156,8 +156,9 @@ async fn text_comes_by_standard_input_as_it_is() {
 async fn a_new_conversation_goes_to_the_current_directory_and_a_known_one_where_it_was() {
     let server = ending(TurnStatus::Completed, engine::Outcome::Completed);
     let here = std::fs::canonicalize(".").expect("is there");
-    run(&["--server", &server.url(), "send", "--request-id", "r-1", "first line\nmore"]).await;
-    run(&["--server", &server.url(), "send", "-c", "acme/site:github:42", "hi"]).await;
+    let url = server.url();
+    run(&["--server", &url, "send", "--request-id", "r-1", "-a", "reviewer", "first line\nmore"]).await;
+    run(&["--server", &url, "send", "-a", "reviewer", "-c", "acme/site:github:42", "hi"]).await;
     server.fake.state().workspace_of_conversation = "wsp_9".to_owned();
     run(&["--server", &server.url(), "send", "-c", "acme/site:github:42", "hi"]).await;
     let state = server.fake.state();
@@ -168,11 +169,61 @@ async fn a_new_conversation_goes_to_the_current_directory_and_a_known_one_where_
     assert_eq!(state.create_requests[0].title, "first line…");
     // A repeat of the whole command under the same id finds the same conversation.
     assert_eq!(state.create_requests[0].request_id, "r-1-new");
+    // What cannot be, such as a workspace that does not exist, is refused before there is a conversation.
+    assert_eq!(
+        (state.create_requests[0].workspace.as_str(), state.create_requests[0].agent.as_str()),
+        (here, "reviewer")
+    );
+    assert_eq!(state.create_requests.len(), 2, "the third is known");
     let external = state.create_requests[1].external_id.as_ref().expect("an external id");
     assert_eq!(
         (external.project.as_str(), external.provider.as_str(), external.id.as_str()),
         ("acme/site", "github", "42")
     );
+}
+
+#[tokio::test]
+async fn without_an_agent_no_conversation_is_made() {
+    let server = ending(TurnStatus::Completed, engine::Outcome::Completed);
+    for named in [&["send", "hi"][..], &["send", "-c", "acme/site:github:42", "hi"], &["chat"]] {
+        let ended = run(&[&["--server", &server.url()], named].concat()).await;
+        assert_eq!(ended.code, 2, "{ended:?}");
+        assert!(
+            ended.stderr.contains("a new conversation needs an agent\nnext: say --agent NAME"),
+            "{ended:?}"
+        );
+    }
+    let state = server.fake.state();
+    assert_eq!((state.create_requests.len(), state.send_requests.len()), (0, 0));
+}
+
+#[tokio::test]
+async fn time_in_which_a_turn_waited_is_not_told_as_work() {
+    let server = ending(TurnStatus::Completed, engine::Outcome::Completed);
+    {
+        let at = |seconds| Some(prost_types::Timestamp { seconds, nanos: 0 });
+        let mut state = server.fake.state();
+        (state.turn.create_time, state.turn.end_time) = (at(1_000), at(1_600));
+        state.streams.clear();
+        state.streams.push_back(vec![
+            text(1, "It is fine."),
+            event(
+                2,
+                Kind::Terminal(engine::TerminalEvent {
+                    outcome: engine::Outcome::Completed.into(),
+                    duration: Some(prost_types::Duration { seconds: 3, nanos: 0 }),
+                    ..engine::TerminalEvent::default()
+                }),
+            ),
+        ]);
+    }
+    let url = server.url();
+    let sent = run(&["--server", &url, "send", "--wait", "-c", "cnv_1", "hi"]).await;
+    assert!(sent.stderr.contains("completed · worked 3.0 s, waited 597.0 s before"), "{sent:?}");
+    let shown = run(&["--server", &url, "turns", "trn_1"]).await;
+    assert!(shown.stdout.contains("worked        3.0 s\nwaited        597.0 s\n"), "{shown:?}");
+    let json = run(&["--json", "--server", &url, "turns", "trn_1"]).await.json();
+    assert_eq!((&json["worked_ms"], &json["waited_ms"]), (&json!(3_000), &json!(597_000)));
 }
 
 #[tokio::test]

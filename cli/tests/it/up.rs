@@ -118,39 +118,53 @@ async fn ctrl_c_stops_both_and_leaves_no_process() {
 }
 
 #[tokio::test]
-async fn a_second_ctrl_c_does_not_wait_and_says_what_goes_on() {
+async fn a_second_ctrl_c_ends_everything_at_once() {
     let up = Up::start().await;
     let runner = service(&up, "__runner");
     // A service that does not get on with its stop.
     signal(runner, "STOP").await;
+    let directory = up.directory.path().to_owned();
     let mut child = up.child;
     let parent = child.id().expect("runs");
-    let mut told = BufReader::new(child.stderr.take().expect("was asked for")).lines();
-    signal(parent, "INT").await;
-    // In JSON the first one is answered without a word, so the second comes until it is heard.
+    // The first one is answered without a word, so the second comes until it is heard.
     let since = Instant::now();
     let status = loop {
+        signal(parent, "INT").await;
         if let Ok(status) = tokio::time::timeout(Duration::from_millis(100), child.wait()).await {
             break status.expect("can be waited for");
         }
         assert!(since.elapsed() < BOUND, "it waits");
-        signal(parent, "INT").await;
     };
-    signal(runner, "CONT").await;
+    assert_eq!(processes(&directory), Vec::<u32>::new(), "nothing is left when it has ended");
     assert_eq!(status.code(), Some(130));
-    let mut words = String::new();
-    while let Ok(Ok(Some(line))) = tokio::time::timeout(BOUND, told.next_line()).await {
-        words.push_str(&line);
-        if line.contains("not waiting") {
-            break;
-        }
+}
+
+#[tokio::test]
+async fn an_address_that_others_reach_is_refused_with_a_flag_that_up_has() {
+    for flag in ["--listen", "--runner-listen"] {
+        let ended = run(&["up", flag, "0.0.0.0:0"]).await;
+        assert_eq!(ended.code, 5, "{ended:?}");
+        assert!(
+            ended.stderr.contains("0.0.0.0:0 is not a loopback address")
+                && ended.stderr.contains("or say --insecure-listen"),
+            "{}",
+            ended.stderr
+        );
     }
-    assert!(words.contains("go on stopping by themselves"), "{words}");
-    let since = Instant::now();
-    while !processes(up.directory.path()).is_empty() {
-        assert!(since.elapsed() < BOUND, "left: {:?}", processes(up.directory.path()));
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+}
+
+#[tokio::test]
+async fn a_start_that_fails_is_one_json_value_with_the_reason() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("binds");
+    let address = taken.local_addr().expect("has one").to_string();
+    let state = directory.path().join("state");
+    let state = state.to_str().expect("UTF-8");
+    let ended = run(&["--json", "up", "--state-dir", state, "--listen", &address]).await;
+    let error: Value = serde_json::from_str(&ended.stderr).expect("one JSON value");
+    let message = error["error"]["message"].as_str().expect("a text");
+    assert!(message.contains("cannot listen") || message.contains("in use"), "{message}");
+    assert_eq!(ended.code, 1, "{ended:?}");
 }
 
 #[tokio::test]

@@ -73,7 +73,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let settings = match settings(&args) {
         Ok(settings) => settings,
         Err(problems) => {
-            complain(&problems.to_string());
+            refuse(&problems.to_string(), args.ready_json);
             return ExitCode::from(CONFIGURATION);
         }
     };
@@ -87,7 +87,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let code = match runtime.block_on(serve(settings, args.ready_json)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
-            complain(&message);
+            refuse(&message, args.ready_json);
             ExitCode::FAILURE
         }
     };
@@ -173,6 +173,14 @@ fn chain(error: &dyn std::error::Error) -> String {
         source = cause.source();
     }
     text
+}
+
+/// Why it does not run: to whoever waits for the ready line, in its place, and else to standard error.
+fn refuse(message: &str, ready_json: bool) {
+    let line = serde_json::json!({ "ready": false, "error": message }).to_string();
+    if !ready_json || writeln!(std::io::stdout(), "{line}").is_err() {
+        complain(message);
+    }
 }
 
 fn complain(message: &str) {

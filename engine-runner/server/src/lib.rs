@@ -12,6 +12,7 @@
 mod args;
 mod container;
 mod context;
+mod end;
 mod engine;
 mod environment;
 mod epochs;
@@ -41,7 +42,9 @@ mod workspace;
 mod server;
 
 pub use args::Args;
+pub use end::end_engines;
 pub use error::Error;
 pub use install::{InstallError, find as find_engine, install_engine, installed_path, pinned_version};
 pub use roundhouse_process::reexec;
 pub use server::{Prepared, RunError, STOP_LIMIT, main, prepare, reset};
+pub use state_dir::StateError;

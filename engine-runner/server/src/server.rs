@@ -358,7 +358,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let config = match args.load() {
         Ok(config) => config,
         Err(problems) => {
-            complain(&problems.to_string());
+            refuse(&problems.to_string(), args.ready_json);
             return ExitCode::from(INVALID);
         }
     };
@@ -382,7 +382,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let code = match runtime.block_on(run(config, args.ready_json)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            complain(&chain(&error));
+            refuse(&chain(&error), args.ready_json);
             ExitCode::FAILURE
         }
     };
@@ -427,6 +427,14 @@ fn say(line: &str) -> ExitCode {
     match writeln!(out, "{line}").and_then(|()| out.flush()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
+    }
+}
+
+/// Why it does not run: to whoever waits for the ready line, in its place, and else to standard error.
+fn refuse(text: &str, ready_json: bool) {
+    let line = serde_json::json!({ "ready": false, "error": text }).to_string();
+    if !ready_json || writeln!(std::io::stdout().lock(), "{line}").is_err() {
+        complain(text);
     }
 }
 
