@@ -12,6 +12,7 @@ mod examples;
 mod failpoints;
 mod grpc;
 mod hostile;
+mod hosts;
 mod keeper;
 mod lost;
 mod misbehaviour;
@@ -27,7 +28,7 @@ use roundhouse_proto::{
     control::v1::{GetTurnResponse, Turn, TurnStatus},
     engine::v1::{Outcome, TerminalEvent, event_body::Kind},
 };
-use roundhouse_test_support::{BRIEF, Follower, NORMAL, Stack};
+use roundhouse_test_support::{BRIEF, Control, Follower, NORMAL, Stack};
 
 /// The turn in an answer of GetTurn.
 fn turn_of(got: &GetTurnResponse) -> &Turn {
@@ -58,9 +59,19 @@ async fn expect_outcome(
     turn_id: &str,
     outcome: Outcome,
 ) -> anyhow::Result<GetTurnResponse> {
+    expect_outcome_at(&stack.control, follower, turn_id, outcome).await
+}
+
+/// The same at the control plane that these clients speak to.
+async fn expect_outcome_at(
+    control: &Control,
+    follower: &Follower,
+    turn_id: &str,
+    outcome: Outcome,
+) -> anyhow::Result<GetTurnResponse> {
     let terminal = follower.wait_terminal(turn_id, NORMAL).await?;
     ensure!(terminal.outcome() == outcome, "expected {outcome:?}, got {terminal:?}");
-    let got = stack.control.wait_end(turn_id, BRIEF).await?;
+    let got = control.wait_end(turn_id, BRIEF).await?;
     let wanted = match outcome {
         Outcome::Completed => TurnStatus::Completed,
         Outcome::Cancelled => TurnStatus::Cancelled,

@@ -13,7 +13,9 @@ pub mod bins;
 pub mod census;
 mod client;
 mod follow;
+mod hosts;
 mod log;
+pub mod netns;
 pub mod network;
 mod service;
 mod stack;
@@ -22,6 +24,7 @@ mod workspace;
 
 pub use client::{Control, is_terminal, reason_of};
 pub use follow::{Follower, Item};
+pub use hosts::{HOST_NAME, Host, Hosts, with_hosts};
 pub use log::TestLog;
 pub use service::{Ready, Service, Spec, signal};
 pub use stack::{API_KEY, Stack, StackOptions};

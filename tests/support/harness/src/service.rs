@@ -56,7 +56,15 @@ impl Service {
     /// # Errors
     /// If it ends or says nothing in time; its log says why.
     pub async fn start(spec: Spec, log: TestLog) -> anyhow::Result<Self> {
-        let (child, ready) = launch(&spec, "127.0.0.1:0", &log).await?;
+        Self::start_on(spec, "127.0.0.1:0", log).await
+    }
+
+    /// Starts it on this address and waits until it is ready.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub async fn start_on(spec: Spec, listen: &str, log: TestLog) -> anyhow::Result<Self> {
+        let (child, ready) = launch(&spec, listen, &log).await?;
         Ok(Self { spec, log, child: Some(child), ready })
     }
 

@@ -24,7 +24,7 @@ use crate::{
 pub const API_KEY: &str = "sk-test-4f1d2c-not-a-real-key";
 
 /// Keeps the directories of a test for a look afterwards.
-const KEEP: &str = "ROUNDHOUSE_TEST_KEEP";
+pub(crate) const KEEP: &str = "ROUNDHOUSE_TEST_KEEP";
 
 /// What differs between tests.
 #[derive(Debug, Clone)]
@@ -313,7 +313,7 @@ impl Drop for Stack {
 }
 
 /// Ends every process of the test with this directory: those only, each by its id.
-fn end_all(root: &Path) {
+pub(crate) fn end_all(root: &Path) {
     // Each round ends what it sees; who was born meanwhile is seen by the next. Bounded, should one be unkillable.
     for _ in 0..200 {
         let living = census::take(root);
@@ -329,7 +329,7 @@ fn end_all(root: &Path) {
 }
 
 /// The environment of a service: nothing of the person's own but PATH.
-fn environment(root: &Path) -> BTreeMap<String, String> {
+pub(crate) fn environment(root: &Path) -> BTreeMap<String, String> {
     let path = std::env::var("PATH").unwrap_or_else(|_| "/usr/local/bin:/usr/bin:/bin".to_owned());
     let mut env = BTreeMap::from([
         ("PATH".to_owned(), path),
@@ -345,7 +345,7 @@ fn environment(root: &Path) -> BTreeMap<String, String> {
     env
 }
 
-fn write_config(
+pub(crate) fn write_config(
     path: &Path,
     root: &Path,
     engine: &Path,
