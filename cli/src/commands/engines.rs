@@ -23,7 +23,7 @@ use crate::status::Failure;
 use crate::target::target;
 
 /// The engines whose CLI is pinned.
-const PINNED: [&str; 1] = ["claude-code"];
+const PINNED: [&str; 2] = ["claude-code", "codex"];
 
 pub(crate) async fn run(global: &Global, what: EnginesCommand, output: Output) -> Result<Exit, Failure> {
     match what {

@@ -141,6 +141,12 @@ pub trait Adapter: Debug + Send + Sync {
         Vec::new()
     }
 
+    /// Whether a resumed session can tell whether it has a message: then, and only then, is
+    /// [`Translator::proves_untaken`] asked.
+    fn can_prove_untaken(&self) -> bool {
+        false
+    }
+
     /// How to learn whether the engine's own sandbox can run on this host, for diagnosis. At each opening the
     /// translator finds it out by itself; a mode that needs the sandbox is then refused as CONFIGURATION.
     fn sandbox_probe(&self) -> Option<SandboxProbe> {

@@ -34,8 +34,7 @@ pub use translate::{
 };
 
 /// Every engine this build knows.
-/// [`codex::Codex`] stands beside them until the runner does all that it asks for.
-pub const ADAPTERS: &[&dyn Adapter] = &[&claude_code::ClaudeCode];
+pub const ADAPTERS: &[&dyn Adapter] = &[&claude_code::ClaudeCode, &codex::Codex];
 
 /// The engine of this name.
 #[must_use]

@@ -110,6 +110,9 @@ pub(crate) struct ProcessOpen {
     pub after: u64,
     /// What the translator starts from.
     pub translator: TranslatorOpen,
+    /// Directories that the workspace did not have then, and that the engine may leave behind empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub absent: Vec<String>,
 }
 
 /// The answer that StartOrResume got, for repeats.
@@ -228,6 +231,10 @@ pub(crate) enum Record {
         /// The spool.
         spool: String,
     },
+    /// The message may have been taken by a process that is gone: it is given to another one only on proof.
+    Doubt,
+    /// The engine proved that it has nothing of the message.
+    Proved,
     /// The worktree before the turn, for the comparison after it (opaque to everything else).
     Worktree(String),
     /// Numbers up to this one were lost with the host; the next is one more.
@@ -265,6 +272,8 @@ enum Mark {
     Answer(AnswerMark),
     Settled { spool: String, frame: u64 },
     Dead { spool: String },
+    Doubt,
+    Proved,
     Worktree(String),
     Skip { to: u64 },
 }
@@ -290,6 +299,8 @@ impl Record {
             Self::Answer(mark) => Mark::Answer(mark.clone()),
             Self::Settled { spool, frame } => Mark::Settled { spool: spool.clone(), frame: *frame },
             Self::Dead { spool } => Mark::Dead { spool: spool.clone() },
+            Self::Doubt => Mark::Doubt,
+            Self::Proved => Mark::Proved,
             Self::Worktree(state) => Mark::Worktree(state.clone()),
             Self::Skip { to } => Mark::Skip { to: *to },
         };
@@ -317,6 +328,8 @@ impl Record {
                 Mark::Answer(mark) => Self::Answer(mark),
                 Mark::Settled { spool, frame } => Self::Settled { spool, frame },
                 Mark::Dead { spool } => Self::Dead { spool },
+                Mark::Doubt => Self::Doubt,
+                Mark::Proved => Self::Proved,
                 Mark::Worktree(state) => Self::Worktree(state),
                 Mark::Skip { to } => Self::Skip { to },
             }),

@@ -387,15 +387,31 @@ fn resumable(
 
 /// The main files of a session, relative to the home.
 fn find_files(home: &Path, files: &SessionFiles) -> Vec<String> {
-    let Ok(entries) = std::fs::read_dir(home.join(&files.search)) else { return Vec::new() };
-    let mut found: Vec<String> = entries
-        .filter_map(Result::ok)
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .map(|directory| format!("{}/{directory}/{}", files.search, files.main))
-        .filter(|path| home.join(path).symlink_metadata().is_ok())
-        .collect();
+    let mut found = Vec::new();
+    collect_files(home, files, &files.search, files.depth, &mut found);
     found.sort();
     found
+}
+
+/// Looks `depth` directories below `directory` (relative to the home).
+fn collect_files(home: &Path, files: &SessionFiles, directory: &str, depth: usize, found: &mut Vec<String>) {
+    if depth == 0 && !files.main_is_ending {
+        let path = format!("{directory}/{}", files.main);
+        if home.join(&path).symlink_metadata().is_ok() {
+            found.push(path);
+        }
+        return;
+    }
+    let Ok(entries) = std::fs::read_dir(home.join(directory)) else { return };
+    for entry in entries.filter_map(Result::ok) {
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        let path = format!("{directory}/{name}");
+        if depth > 0 {
+            collect_files(home, files, &path, depth - 1, found);
+        } else if files.is_main(&path) {
+            found.push(path);
+        }
+    }
 }
 
 fn facts(home: &Path, fingerprint: &Fingerprint) -> FileFacts {

@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    path::{Path, PathBuf},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -40,6 +41,7 @@ struct Idle {
     spool_id: String,
     keeper_pid: i32,
     engine_pid: i32,
+    home: PathBuf,
 }
 
 impl std::fmt::Debug for Ask {
@@ -138,6 +140,13 @@ impl Pool {
         }
     }
 
+    /// Ends the idle engines of a home and waits until they are gone. The home's lock must not be held.
+    pub async fn close_home(&self, home: &Path) {
+        let here: Vec<_> =
+            self.lock().values().filter(|idle| idle.home == home).map(|idle| idle.asks.clone()).collect();
+        futures::future::join_all(here.into_iter().map(end)).await;
+    }
+
     /// Ends all idle engines.
     pub async fn close_all(&self) {
         let all: Vec<_> = self.lock().values().map(|idle| idle.asks.clone()).collect();
@@ -169,6 +178,7 @@ pub(crate) fn put(context: &Arc<Context>, engine: Box<Engine>) {
         spool_id: engine.spool_id.clone(),
         keeper_pid: engine.keeper.pid(),
         engine_pid: engine.engine_pid,
+        home: engine.home.clone(),
     };
     let session_id = engine.session_id.clone();
     context.pool.lock().insert(session_id, idle);
@@ -242,13 +252,16 @@ fn read(engine: &mut Engine, frame: &roundhouse_process::Frame) {
     engine.note_frame(frame);
     let Some(frame) = engine_frame(frame) else { return };
     for output in engine.translator.feed(frame) {
-        if let Output::SessionNotice { notice } = output {
-            tracing::info!(
+        match output {
+            Output::SessionNotice { notice } => tracing::info!(
                 session = engine.session_id,
                 spool = engine.spool_id,
                 code = notice.code,
                 "an idle engine printed output of no turn"
-            );
+            ),
+            // Also an idle engine waits for ever for what it asked.
+            Output::Reply(line) => drop(engine.deliver(line)),
+            _ => {}
         }
     }
 }

@@ -74,6 +74,18 @@ impl SessionRecord {
         })
     }
 
+    /// Takes in the native session that the engine proved to have opened. Answers whether that is news.
+    pub(crate) fn note_opened(&mut self, proved: NativeRef) -> bool {
+        // Not every engine says where the file lies; what is known of the same session stays.
+        let known = self.native.as_ref().filter(|known| known.id == proved.id);
+        let file = proved.file.or_else(|| known.and_then(|known| known.file.clone()));
+        let native = Some(NativeRef { id: proved.id, file });
+        let news = !self.opened || self.native != native;
+        self.opened = true;
+        self.native = native;
+        news
+    }
+
     /// Writes it; on disk when this returns. Blocking.
     ///
     /// # Errors

@@ -148,6 +148,10 @@ impl Adapter for Codex {
         launch::executable_behind(found)
     }
 
+    fn can_prove_untaken(&self) -> bool {
+        true
+    }
+
     fn sandbox_probe(&self) -> Option<SandboxProbe> {
         Some(launch::sandbox_probe())
     }

@@ -213,6 +213,8 @@ pub(super) struct Turn {
     pub(super) replaying: bool,
     /// A message was put on its way to the current process by this runner.
     pub(super) given: bool,
+    /// The engine could not be told something at that moment: it is tried again after the next frame.
+    pub(super) later: bool,
     /// Lines that are put to the keeper again.
     pub(super) owed: Vec<Owed>,
     /// Operations that the spool of the current process has an intent of.
@@ -302,6 +304,7 @@ pub(super) fn build(context: &Arc<Context>, start: Start) -> Option<(Turn, Handl
         replay_until: 0,
         replaying: false,
         given: false,
+        later: false,
         owed: Vec::new(),
         intents: BTreeSet::new(),
         remembering: None,

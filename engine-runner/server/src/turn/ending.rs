@@ -13,7 +13,10 @@ use roundhouse_proto::engine::v1::{
 };
 use tokio::time::Instant;
 
-use super::actor::{Internal, STORAGE_RETRY, Stage, Timers, Turn};
+use super::{
+    actor::{Internal, STORAGE_RETRY, Stage, Timers, Turn},
+    doubt,
+};
 use crate::{
     context::Context,
     engine::{Engine, processes},
@@ -21,7 +24,7 @@ use crate::{
     git::{Changes, Worktree},
     grpc::to_proto,
     journal::{Source, StopCause},
-    launch, pool,
+    launch, leftovers, pool,
     session_record::{Launched, SessionRecord},
     workspace::Workspace,
 };
@@ -61,6 +64,8 @@ struct Work {
     before: Option<Worktree>,
     before_unknown: bool,
     remembering: Option<tokio::task::JoinHandle<()>>,
+    /// What the engine's sandbox may have left in the workspace.
+    absent: Vec<String>,
 }
 
 /// The resolution of a process's time of birth: a clock tick, which is 10 ms wherever Linux shows it to programs.
@@ -152,6 +157,10 @@ async fn work(mut work: Work) -> Ended {
             }
         }
     }
+    if !work.absent.is_empty() {
+        let (path, absent) = (work.workspace.path.clone(), std::mem::take(&mut work.absent));
+        let _ = tokio::task::spawn_blocking(move || leftovers::remove(&path, &absent)).await;
+    }
     let (late, (after, changes)) = match tokio::time::timeout(LOOK_WAIT, looking).await {
         Ok(looked) => (false, looked.unwrap_or_default()),
         Err(_) => (true, Default::default()),
@@ -238,6 +247,7 @@ impl Turn {
             before: self.before.clone(),
             before_unknown: self.before_unknown,
             remembering: self.remembering.take(),
+            absent: self.state.process.as_ref().map(|process| process.absent.clone()).unwrap_or_default(),
         };
         let results = self.results.clone();
         self.context.tasks.spawn(async move {
@@ -409,6 +419,9 @@ impl Turn {
         end: Option<&roundhouse_engines::TurnEnd>,
         base: Option<Failure>,
     ) -> (Outcome, Option<Failure>) {
+        if self.state.doubt {
+            return (Outcome::Lost, Some(doubt::lost("")));
+        }
         let Some(end) = end else {
             let failure = self
                 .must_stop
@@ -417,16 +430,7 @@ impl Turn {
             return (Outcome::Failed, Some(failure));
         };
         if end.process_gone && !end.accepted && !self.exit_seen && self.message_may_be_taken() {
-            let failure = Failure {
-                retryable: true,
-                what_to_do: "Look at what the agent changed in the workspace, then retry the turn."
-                    .to_owned(),
-                ..Failure::new(
-                    Reason::Process,
-                    "the engine and its keeper were gone without a trace of whether the message was taken",
-                )
-            };
-            return (Outcome::Lost, Some(failure));
+            return (Outcome::Lost, Some(doubt::lost("")));
         }
         match &end.outcome {
             TurnOutcome::Completed => (Outcome::Completed, None),

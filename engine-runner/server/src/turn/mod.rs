@@ -11,6 +11,7 @@
 //! over by position, what it lacks follows.
 
 mod actor;
+mod doubt;
 mod ending;
 mod opening;
 mod permission;

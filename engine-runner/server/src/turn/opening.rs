@@ -1,6 +1,10 @@
 //! Opening a session for the turn: warm, resumed, started, or found unusable.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use roundhouse_engines::{Failure, OpenFailure, OpenMode, Opened, Reason, TranslatorOpen};
 use roundhouse_process::{Request, Response};
@@ -22,7 +26,7 @@ use crate::{
     journal::{OpenedHow, OpenedMark, ProcessOpen, Record, SessionOpen, Source},
     keeper::Keeper,
     launch::{self, Plan, Planned, Wanted},
-    pool,
+    leftovers, pool, repair,
     session_record::{Launched, SessionRecord},
 };
 
@@ -54,6 +58,8 @@ pub(super) enum Released {
     Refuse(Arc<Error>),
     /// The session is opened the other way.
     Again(Option<OpenMode>),
+    /// The session is opened this way once these files of the home are gone; failing that, it is refused.
+    Repair(OpenMode, Vec<String>, Box<Failure>),
     /// The session is unusable.
     Unusable(String),
 }
@@ -109,6 +115,26 @@ async fn start(context: Arc<Context>, planned: Planned, open: ProcessOpen, turn_
         Ok(engine) => Prepared::Started(engine, home),
         Err(error) => Prepared::Failed(error),
     }
+}
+
+/// Removes what a repair names, so that the opening can be tried again.
+async fn mended(context: &Arc<Context>, home: &Path, next: Released) -> Released {
+    let Released::Repair(mode, patterns, failure) = next else { return next };
+    // Idle processes of the home resume later without a loss; those at work are in the way.
+    context.pool.close_home(home).await;
+    let _home = context.homes.lock(home).await;
+    let (shared, place) = (Arc::clone(context), home.to_owned());
+    let discarded = tokio::task::spawn_blocking(move || repair::discard(&shared, &place, &patterns)).await;
+    let why = match discarded {
+        Ok(Ok(_)) => return Released::Again(Some(mode)),
+        Ok(Err(error)) => crate::error::chain(&error),
+        Err(error) => error.to_string(),
+    };
+    let failure = Failure {
+        retryable: true,
+        ..Failure::new(Reason::Process, format!("{}; its home was not mended: {why}", failure.message))
+    };
+    Released::Refuse(Arc::new(Error::Refused { failure: Box::new(failure), started: true }))
 }
 
 impl Turn {
@@ -262,6 +288,7 @@ impl Turn {
             spool_id: engine.spool_id.clone(),
             after,
             translator: open,
+            absent: leftovers::absent(engine.adapter, &self.workspace.path),
         };
         self.forget_process();
         self.engine = Some(engine);
@@ -288,6 +315,7 @@ impl Turn {
             spool_id: planned.spool_id.clone(),
             after: 0,
             translator: open,
+            absent: leftovers::absent(planned.adapter, &self.workspace.path),
         };
         self.forget_process();
         // Before the start: whatever dies, the next runner knows which process is the turn's.
@@ -304,6 +332,7 @@ impl Turn {
     fn forget_process(&mut self) {
         self.intents.clear();
         self.given = false;
+        self.later = false;
         self.owed.clear();
         self.timers.input = None;
         self.exit_seen = false;
@@ -326,6 +355,9 @@ impl Turn {
             engine.native = opened.native.clone();
         }
         self.remember_opened(&opened);
+        if !self.doubt_is_settled()? {
+            return Ok(());
+        }
         if self.state.opened.is_some() {
             // A process that took the place of one that had ended, or a replay.
             if let Some(reply) = self.opened_reply() {
@@ -352,10 +384,8 @@ impl Turn {
             (Arc::clone(&self.context), session.session_id.clone(), opened.native.clone());
         self.remembering = Some(self.context.tasks.spawn_blocking(move || {
             if let Ok(Some(mut record)) = SessionRecord::load(&context.state, &session_id)
-                && !record.opened
+                && record.note_opened(native)
             {
-                record.opened = true;
-                record.native.get_or_insert(native);
                 if let Err(error) = record.store(&context.state) {
                     tracing::warn!(error = crate::error::chain(&error), "a session's record was not written");
                 }
@@ -417,11 +447,16 @@ impl Turn {
             return Ok(());
         }
         let unusable = failed.failure.reason == Reason::SessionUnusable;
+        let mends = !failed.discard.is_empty();
         let next = match failed.retry_as {
+            Some(mode) if self.state.starts < STARTS && mends => {
+                Released::Repair(mode, failed.discard, Box::new(failed.failure))
+            }
             Some(mode) if self.state.starts < STARTS => Released::Again(Some(mode)),
-            Some(_) => Released::Unusable(failed.failure.message),
-            None if unusable => Released::Unusable(failed.failure.message),
-            None => Released::Refuse(Arc::new(Error::Refused {
+            // What was mended in vain is the home's trouble: it burns no session.
+            Some(_) if unusable || !mends => Released::Unusable(failed.failure.message),
+            _ if unusable => Released::Unusable(failed.failure.message),
+            _ => Released::Refuse(Arc::new(Error::Refused {
                 failure: Box::new(failed.failure),
                 started: true,
             })),
@@ -438,14 +473,20 @@ impl Turn {
         self.timers.silence = None;
         let (engine, home) = (self.engine.take(), self.home.take());
         let (context, results) = (Arc::clone(&self.context), self.results.clone());
+        let absent = self.state.process.as_ref().map(|process| process.absent.clone()).unwrap_or_default();
+        let workspace = self.workspace.path.clone();
         self.context.tasks.spawn(async move {
+            let mut next = next;
             if let Some(mut engine) = engine {
                 // A home's lock that is held already covers the end, too.
-                let _home = match home {
+                let lock = match home {
                     Some(home) => home,
                     None => context.homes.lock(&engine.home).await,
                 };
                 engine.release(Duration::from_millis(500), pool::TERM).await;
+                drop(lock);
+                let _ = tokio::task::spawn_blocking(move || leftovers::remove(&workspace, &absent)).await;
+                next = mended(&context, &engine.home, next).await;
             }
             let _ = results.send(Internal::Released(next)).await;
         });
@@ -461,6 +502,10 @@ impl Turn {
             Released::Again(mode) => {
                 self.prepare(mode);
                 Ok(())
+            }
+            Released::Repair(_, _, failure) => {
+                // Only without a process, and then there was nothing to mend.
+                self.refuse(Arc::new(Error::Refused { failure, started: true })).await
             }
             Released::Unusable(reason) => self.unusable(reason).await,
         }
@@ -484,6 +529,10 @@ impl Turn {
     /// The opening is refused. A turn that nobody can know of is forgotten; another one fails with the same reason.
     async fn refuse(&mut self, error: Arc<Error>) -> Result<(), Error> {
         tracing::info!(turn = self.id, error = crate::error::chain(error.as_ref()), "opening refused");
+        if self.state.doubt {
+            self.doubt_stays(&error.to_string());
+            return Ok(());
+        }
         if !self.state.has_events() && self.state.messages.is_empty() {
             self.refused = Some(error);
             self.stage = Stage::Ended;
@@ -505,6 +554,11 @@ impl Turn {
     pub(super) async fn unusable(&mut self, reason: String) -> Result<(), Error> {
         let Some(session) = self.state.session.clone() else { return Ok(()) };
         tracing::warn!(turn = self.id, session = session.session_id, reason, "session unusable");
+        if self.state.doubt {
+            // Another session would be given what this one may have worked on.
+            self.doubt_stays(&reason);
+            return Ok(());
+        }
         let (context, session_id, why) =
             (Arc::clone(&self.context), session.session_id.clone(), reason.clone());
         let stored =

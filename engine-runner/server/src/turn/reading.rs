@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use roundhouse_engines::{
-    Delivery, Event, Exit, Failure, Frame, FrameBody, Output, Reason, TurnEnd, TurnOutcome,
+    Delivery, Event, Exit, Failure, Frame, FrameBody, LineError, Output, Reason, TurnEnd, TurnOutcome,
 };
 use roundhouse_process::{self as process, OpState, Refusal, Response, boottime_ns};
 use roundhouse_proto::engine::v1::{
@@ -81,6 +81,11 @@ impl Turn {
         }
         if let Some(said) = engine_frame(frame) {
             self.feed(said).await?;
+        }
+        if self.later && !self.replaying {
+            self.later = false;
+            self.deliver_waiting();
+            self.interrupt_again();
         }
         // A settle time that ran out here in an earlier life of this runner.
         let settled = self.spool_id();
@@ -205,6 +210,9 @@ impl Turn {
                 // Nothing of the turn's message was ever written: the session is opened again for it.
                 self.reopen();
                 return Ok(());
+            }
+            if end.process_gone && self.can_settle_doubt() {
+                return self.settle_doubt().await;
             }
         }
         self.turn_end = Some(end);
@@ -341,6 +349,7 @@ impl Turn {
                     line,
                     Purpose::Message { delivery_id: message.delivery_id, message_id: message.message_id },
                 ),
+                Err(LineError::NotNow) => self.later = true,
                 Err(error) => tracing::error!(turn = self.id, %error, "a message cannot be put into a line"),
             }
         }

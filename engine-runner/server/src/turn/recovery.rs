@@ -451,6 +451,7 @@ mod tests {
                 carry: Carry::default(),
                 turn_id: None,
             },
+            absent: Vec::new(),
         }
     }
 

@@ -56,6 +56,8 @@ pub(crate) struct State {
     pub permissions: BTreeMap<String, Permission>,
     /// Settle times that ran out, by spool: after which frame.
     pub settled: HashMap<String, u64>,
+    /// Whether a message was taken by a process that is gone is not known.
+    pub doubt: bool,
     /// The worktree before the turn.
     pub worktree: Option<String>,
     /// `evidence` before the turn is in the journal.
@@ -131,6 +133,8 @@ impl State {
                 self.settled.insert(spool.clone(), *frame);
             }
             Record::Dead { .. } => {}
+            Record::Doubt => self.doubt = true,
+            Record::Proved => self.doubt = false,
             Record::Worktree(worktree) => self.worktree = Some(worktree.clone()),
             Record::Skip { to } => self.last = self.last.max(*to),
             Record::Entry(entry) => {

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use roundhouse_engines::LineError;
 use roundhouse_process::{Request, Response};
 use roundhouse_proto::engine::v1::phase_event::Phase;
 use tokio::time::Instant;
@@ -128,19 +129,36 @@ impl Turn {
             return;
         }
         let interrupt = match (&self.engine, self.stage) {
-            (Some(engine), Stage::Open) if stopping.step == Step::Begin => engine.translator.interrupt().ok(),
-            _ => None,
+            (Some(engine), Stage::Open) if stopping.step == Step::Begin => engine.translator.interrupt(),
+            _ => Err(LineError::Unsupported),
         };
         match interrupt {
-            Some(line) => {
+            Ok(line) => {
                 self.stopping = Some(Stopping { step: Step::Interrupt, ..stopping });
                 self.timers.ladder = Some(Instant::now() + stopping.grace);
                 self.write(line, Purpose::Control("interrupt"));
             }
-            None => {
+            Err(LineError::NotNow) => {
+                self.stopping = Some(Stopping { step: Step::Interrupt, ..stopping });
+                self.timers.ladder = Some(Instant::now() + stopping.grace);
+                self.later = true;
+            }
+            Err(_) => {
                 self.stopping = Some(Stopping { step: Step::Interrupt, ..stopping });
                 self.next_step();
             }
+        }
+    }
+
+    /// The interrupt that the engine could not take before.
+    pub(super) fn interrupt_again(&mut self) {
+        let asked = self.stopping.is_some_and(|stopping| stopping.step == Step::Interrupt);
+        let (Some(engine), true) = (&self.engine, asked && self.stage == Stage::Open) else { return };
+        match engine.translator.interrupt() {
+            // A repeat has the same operation id, and is written once.
+            Ok(line) => self.write(line, Purpose::Control("interrupt")),
+            Err(LineError::NotNow) => self.later = true,
+            Err(_) => {}
         }
     }
 

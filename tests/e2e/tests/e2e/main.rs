@@ -5,6 +5,7 @@
 mod agents;
 mod cancel;
 mod chaos;
+mod codex;
 mod command_line;
 mod damage;
 mod durability;

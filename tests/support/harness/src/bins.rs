@@ -8,6 +8,8 @@ use anyhow::{Context as _, bail};
 pub const BIN_DIR: &str = "ROUNDHOUSE_TEST_BIN_DIR";
 /// Overrides the Claude Code executable.
 pub const CLAUDE: &str = "ROUNDHOUSE_TEST_CLAUDE";
+/// Overrides the Codex executable.
+pub const CODEX: &str = "ROUNDHOUSE_TEST_CODEX";
 /// Overrides the directory with grpcurl and a Python that has grpcio-tools (a virtual environment's `bin`).
 pub const TOOLS: &str = "ROUNDHOUSE_TEST_TOOLS";
 
@@ -54,6 +56,28 @@ pub fn claude() -> anyhow::Result<PathBuf> {
     let Ok(real) = path.canonicalize() else {
         bail!(
             "Claude Code is not at {}: run `npm ci` in tests/engines (.ci/run does), or set {CLAUDE}",
+            path.display()
+        );
+    };
+    Ok(real)
+}
+
+/// The real Codex, as pinned in `tests/engines/package.json`: the native executable, not the script that starts it.
+///
+/// # Errors
+/// Says how to install it when it is not there. Tests never go on without it.
+pub fn codex() -> anyhow::Result<PathBuf> {
+    let arch = std::env::consts::ARCH;
+    let package = if arch == "aarch64" { "codex-linux-arm64" } else { "codex-linux-x64" };
+    let path = match std::env::var_os(CODEX) {
+        Some(path) => PathBuf::from(path),
+        None => repository()
+            .join("tests/engines/node_modules/@openai")
+            .join(format!("{package}/vendor/{arch}-unknown-linux-musl/bin/codex")),
+    };
+    let Ok(real) = path.canonicalize() else {
+        bail!(
+            "Codex is not at {}: run `npm ci` in tests/engines (.ci/run does), or set {CODEX}",
             path.display()
         );
     };

@@ -31,7 +31,7 @@ use crate::{
     Control, NORMAL, Service, Spec, StackOptions, TestLog, Workspace, bins,
     netns::{Namespace, run},
     network,
-    stack::{KEEP, end_all, environment, write_config},
+    stack::{Engines, KEEP, end_all, environment, write_config},
     wait_for,
 };
 
@@ -132,7 +132,7 @@ impl Hosts {
         let place = place(&root_path, "control-plane-host")?;
         let config = place.join("roundhouse.toml");
         // It knows no engine; what the file says of one is not looked at.
-        write_config(&config, &place, Path::new("none"), "", &options[0])?;
+        write_config(&config, &place, &Engines::none(), "", &options[0])?;
         let mut args = control_plane_host.enter();
         args.push(bins::bin("control-plane")?.display().to_string());
         args.extend(["--config".to_owned(), config.display().to_string(), "--insecure-listen".to_owned()]);
@@ -225,12 +225,9 @@ impl Host {
         let (model, model_url, stop_model) = model(&namespace).await?;
         let place = place(root, name)?;
         let workspace = Workspace::create(&place.join("work/project"), &options.agents)?;
-        let engine = match &options.engine {
-            Some(path) => path.clone(),
-            None => bins::claude()?,
-        };
+        let engines = Engines::of(&options)?;
         let config = place.join("roundhouse.toml");
-        write_config(&config, &place, &engine, &model_url, &options)?;
+        write_config(&config, &place, &engines, &model_url, &options)?;
         let mut args = namespace.enter();
         let named = format!("hostname \"${HOST_NAME}\" && exec \"$@\"");
         let in_order = ["unshare", "--uts", "--", "sh", "-c", &named, "host"].map(str::to_owned);

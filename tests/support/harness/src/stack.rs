@@ -31,7 +31,9 @@ pub(crate) const KEEP: &str = "ROUNDHOUSE_TEST_KEEP";
 pub struct StackOptions {
     /// The executable of the engine `claude-code`. None: the real one.
     pub engine: Option<PathBuf>,
-    /// More variables for the engine.
+    /// The executable of the engine `codex`. None: the real one.
+    pub codex: Option<PathBuf>,
+    /// More variables for Claude Code.
     pub engine_variables: BTreeMap<String, String>,
     /// Settings of both services, as `section.key` and a TOML value.
     pub settings: Vec<(String, toml::Value)>,
@@ -48,6 +50,7 @@ impl Default for StackOptions {
     fn default() -> Self {
         Self {
             engine: None,
+            codex: None,
             engine_variables: BTreeMap::new(),
             settings: Vec::new(),
             agents: vec![Agent::new("builder")],
@@ -81,7 +84,16 @@ impl StackOptions {
         Ok(self)
     }
 
-    /// With this variable in the engine's environment.
+    /// With fake-codex in the place of Codex.
+    ///
+    /// # Errors
+    /// If fake-codex was not built.
+    pub fn fake_codex(mut self) -> anyhow::Result<Self> {
+        self.codex = Some(bins::bin("fake-codex")?);
+        Ok(self)
+    }
+
+    /// With this variable in the environment of Claude Code.
     #[must_use]
     pub fn engine_variable(mut self, name: &str, value: &str) -> Self {
         self.engine_variables.insert(name.to_owned(), value.to_owned());
@@ -126,10 +138,7 @@ impl Stack {
     /// If anything does not start.
     pub async fn start_with(options: StackOptions) -> anyhow::Result<Self> {
         network::require_loopback_only()?;
-        let engine = match &options.engine {
-            Some(path) => path.clone(),
-            None => bins::claude()?,
-        };
+        let engines = Engines::of(&options)?;
         let root =
             tempfile::Builder::new().prefix("roundhouse-e2e-").tempdir().context("no temporary directory")?;
         let root_path = root.path().canonicalize().context("the temporary directory is gone")?;
@@ -142,7 +151,7 @@ impl Stack {
             ModelServer::start(Options::default()).await.context("the scripted model does not start")?;
         let model = server.models().clone();
         let config = root_path.join("roundhouse.toml");
-        write_config(&config, &root_path, &engine, &server.base_url(), &options)?;
+        write_config(&config, &root_path, &engines, &server.base_url(), &options)?;
 
         let spec = |binary: &str, failpoints: &Option<String>, more: &[String]| -> anyhow::Result<Spec> {
             let mut env = environment(&root_path);
@@ -345,10 +354,31 @@ pub(crate) fn environment(root: &Path) -> BTreeMap<String, String> {
     env
 }
 
+/// The executables of the engines.
+#[derive(Debug)]
+pub(crate) struct Engines {
+    claude_code: PathBuf,
+    codex: PathBuf,
+}
+
+impl Engines {
+    /// Those that the options name, or the real ones.
+    pub(crate) fn of(options: &StackOptions) -> anyhow::Result<Self> {
+        let claude_code = options.engine.clone().map_or_else(bins::claude, Ok)?;
+        let codex = options.codex.clone().map_or_else(bins::codex, Ok)?;
+        Ok(Self { claude_code, codex })
+    }
+
+    /// For a service that runs none.
+    pub(crate) fn none() -> Self {
+        Self { claude_code: "none".into(), codex: "none".into() }
+    }
+}
+
 pub(crate) fn write_config(
     path: &Path,
     root: &Path,
-    engine: &Path,
+    engines: &Engines,
     model_url: &str,
     options: &StackOptions,
 ) -> anyhow::Result<()> {
@@ -374,10 +404,14 @@ pub(crate) fn write_config(
     work.insert("path".to_owned(), text(root.join("work")));
     set("runner.roots", toml::Value::Array(vec![toml::Value::Table(work)]))?;
     set("runner.allow_bypass", true.into())?;
-    set("engines.claude-code.executable", text(engine.to_owned()))?;
+    set("engines.claude-code.executable", text(engines.claude_code.clone()))?;
     set("engines.claude-code.credentials", "variables".into())?;
     set("engines.claude-code.variables.ANTHROPIC_BASE_URL", model_url.into())?;
     set("engines.claude-code.variables.ANTHROPIC_API_KEY", API_KEY.into())?;
+    set("engines.codex.executable", text(engines.codex.clone()))?;
+    set("engines.codex.credentials", "variables".into())?;
+    set("engines.codex.variables.OPENAI_BASE_URL", format!("{model_url}/v1").into())?;
+    set("engines.codex.variables.OPENAI_API_KEY", API_KEY.into())?;
     for (name, value) in &options.engine_variables {
         set(&format!("engines.claude-code.variables.{name}"), value.as_str().into())?;
     }

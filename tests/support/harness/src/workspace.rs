@@ -40,6 +40,12 @@ impl Agent {
         }
     }
 
+    /// An agent on Codex that may do everything without asking.
+    #[must_use]
+    pub fn codex(name: &str) -> Self {
+        Self { engine: "codex".to_owned(), model: "gpt-scripted".to_owned(), ..Self::new(name) }
+    }
+
     /// With these permissions: `ask`, `accept-edits` or `bypass`.
     #[must_use]
     pub fn permissions(mut self, permissions: &str) -> Self {

@@ -305,8 +305,9 @@ impl Translator for CodexTranslator {
         let ended = self.stage != Stage::Open || self.turn.status.is_some();
         let Some(thread) = self.thread().filter(|_| !ended) else { return Err(LineError::NotNow) };
         let running = self.turn.id.as_deref().filter(|_| self.turn.started);
-        // A second `turn/start` would silently become a part of the first.
-        if running.is_none() && self.given.iter().any(|given| given.end.is_none()) {
+        // A second `turn/start` would silently become a part of the first. A repeat of the same one is written once.
+        let other = |given: &Given| given.end.is_none() && given.id != delivery.delivery_id;
+        if running.is_none() && self.given.iter().any(other) {
             return Err(LineError::NotNow);
         }
         stdin::deliver(delivery, thread, running)
