@@ -45,10 +45,16 @@ impl Setup {
         if let Some(effort) = &self.effort {
             config.insert("model_reasoning_effort".into(), json!(effort));
         }
-        if self.permissions == Permissions::AcceptEdits {
-            // The sandbox keeps `.git` read-only by default, and no commit could be made.
-            let roots = json!([format!("{}/.git", self.workspace.trim_end_matches('/'))]);
-            config.insert("sandbox_workspace_write".into(), json!({"writable_roots": roots}));
+        if self.needs_sandbox() {
+            // By default it may write to `/tmp`, where other workspaces may lie; the process has a directory of its own
+            // for what is temporary.
+            let mut writable = json!({"exclude_slash_tmp": true});
+            if self.permissions == Permissions::AcceptEdits {
+                // The sandbox keeps `.git` read-only by default, and no commit could be made.
+                writable["writable_roots"] =
+                    json!([format!("{}/.git", self.workspace.trim_end_matches('/'))]);
+            }
+            config.insert("sandbox_workspace_write".into(), writable);
         }
         if !skills.is_empty() {
             let disabled: Vec<Value> =

@@ -134,7 +134,9 @@ fn git_is_writable_in_accept_edits_and_only_there() {
         let text = crate::support::render(&run(name));
         assert!(text.contains(&format!(r#""output":{{"text":"{said}""#)), "{text}");
     }
-    assert_eq!(thread_line("perm_allow")["params"]["config"].get("sandbox_workspace_write"), None);
+    let asking = thread_line("perm_allow")["params"]["config"]["sandbox_workspace_write"].clone();
+    assert_eq!(asking, json!({"exclude_slash_tmp": true}), "other workspaces may lie below /tmp");
+    assert_eq!(thread_line("text")["params"]["config"].get("sandbox_workspace_write"), None);
     assert_eq!(codex().leftovers(), [".git", ".codex", ".aws", ".agents"]);
 }
 

@@ -385,10 +385,9 @@ impl Turn {
         self.remembering = Some(self.context.tasks.spawn_blocking(move || {
             if let Ok(Some(mut record)) = SessionRecord::load(&context.state, &session_id)
                 && record.note_opened(native)
+                && let Err(error) = record.store(&context.state)
             {
-                if let Err(error) = record.store(&context.state) {
-                    tracing::warn!(error = crate::error::chain(&error), "a session's record was not written");
-                }
+                tracing::warn!(error = crate::error::chain(&error), "a session's record was not written");
             }
         }));
     }

@@ -77,8 +77,12 @@ async fn grpcurl_lists_describes_and_calls_both_services() -> anyhow::Result<()>
     }
     let described = grpcurl(&[&runner, "roundhouse.engine.v1.EngineRunnerService/DescribeRunner"]).await?;
     let described: Value = serde_json::from_str(&described)?;
-    ensure!(described["engines"][0]["name"] == "claude-code", "{described}");
-    ensure!(described["engines"][0]["installed"] == true, "{described}");
+    for name in ["claude-code", "codex"] {
+        let engines = described["engines"].as_array().context("engines")?;
+        let engine = engines.iter().find(|engine| engine["name"] == name).context(name)?;
+        ensure!(engine["installed"] == true, "{described}");
+        ensure!(engine["capabilities"]["resumable"] == "SUPPORT_SUPPORTED", "{described}");
+    }
 
     // A whole turn, with nothing but grpcurl.
     let service = "roundhouse.control.v1.ConversationService";

@@ -6,7 +6,7 @@ use roundhouse_models::{ModelServer, Options};
 use roundhouse_test_support::{API_KEY, NORMAL, Stack};
 
 /// Files under `root` whose bytes hold `needle`.
-fn files_with(root: &Path, needle: &str) -> Vec<String> {
+pub(crate) fn files_with(root: &Path, needle: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut open = vec![root.to_owned()];
     while let Some(directory) = open.pop() {
