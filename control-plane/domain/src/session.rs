@@ -184,7 +184,8 @@ pub fn compatible(
     }
 }
 
-/// Chooses the session: the compatible one that was used last, otherwise a new one.
+/// Chooses the session: of the compatible ones one that was used with the wanted model last, so that switching back
+/// finds the earlier one; of those the one that was used last. Otherwise a new one.
 #[must_use]
 pub fn choose(sessions: &[Session], want: &Want<'_>, continues: impl Fn(&str, &str) -> bool) -> Choice {
     let mut best: Option<(&Session, PromptUse)> = None;
@@ -192,7 +193,8 @@ pub fn choose(sessions: &[Session], want: &Want<'_>, continues: impl Fn(&str, &s
     for session in sessions {
         match compatible(session, want, &continues) {
             Ok(prompt) => {
-                let key = |s: &Session| (s.use_time, s.create_time, s.id.clone());
+                let key =
+                    |s: &Session| (s.model == want.agent.model, s.use_time, s.create_time, s.id.clone());
                 if best.is_none_or(|(b, _)| key(b) < key(session)) {
                     best = Some((session, prompt));
                 }

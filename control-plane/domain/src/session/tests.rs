@@ -123,6 +123,15 @@ fn s10_switching_back_resumes_the_earlier_row_whatever_came_between() {
 }
 
 #[test]
+fn s10_switching_back_to_a_model_finds_its_session_before_one_that_could_go_on_with_it() {
+    let agent = agent("Be brief.");
+    let (earlier, mut later) = (session(1, 5, &agent), session(2, 9, &agent));
+    later.model = "sonnet".into();
+    let choice = pick(&[later, earlier.clone()], &agent, true);
+    assert_eq!(choice, Choice::Resume { session_id: earlier.id, prompt: PromptUse::Unchanged });
+}
+
+#[test]
 fn what_was_given_beside_a_message_counts_when_the_message_was_taken() {
     assert_eq!(watermark_at_acceptance(Position(2), Position(5), Some(Position(4))), Position(5));
     assert_eq!(watermark_at_acceptance(Position(2), Position(5), Some(Position(6))), Position(6));

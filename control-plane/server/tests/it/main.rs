@@ -7,10 +7,14 @@ mod support;
 
 mod cancel;
 mod conversations;
+mod draining;
+mod identity;
 mod permissions;
 mod restart;
 mod runners;
 mod server;
 mod sessions;
+mod sharing;
 mod streams;
+mod summaries;
 mod thin;

@@ -13,7 +13,7 @@ use tonic::Code;
 use crate::support::runner::{Opening, Reply, agent, failed, text};
 use crate::support::{World, assert_whole, failure, kinds, reason};
 
-async fn sessions(world: &World, conversation: &str) -> Vec<control::Session> {
+pub async fn sessions(world: &World, conversation: &str) -> Vec<control::Session> {
     let mut client = SessionServiceClient::connect(format!("http://{}", world.address())).await.unwrap();
     let request = control::ListSessionsRequest { conversation_id: conversation.into(), ..Default::default() };
     client.list_sessions(request).await.unwrap().into_inner().sessions
@@ -183,8 +183,10 @@ async fn s11_a_changed_prompt_reaches_the_resumed_session() {
     assert_eq!(opens[0].session_id, opens[1].session_id);
     assert_eq!(opens[1].agent_prompt, "Build better.");
     assert_ne!(opens[0].agent_prompt_sha256, opens[1].agent_prompt_sha256);
-    // The scripted runner does not claim that it applied it, so the turn does not either.
-    assert_eq!(second.prompt_change(), PromptChange::Unspecified);
+    assert_eq!(second.prompt_change(), PromptChange::Applied);
+    let third = world.send(&conversation, "three").await;
+    let (third, _) = world.finish(&third).await;
+    assert_eq!(third.prompt_change(), PromptChange::Unspecified, "it has not changed since");
 }
 
 #[tokio::test]

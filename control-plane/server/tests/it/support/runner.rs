@@ -111,6 +111,35 @@ pub struct State {
     /// Events after which each stream breaks, once per entry.
     pub break_after: VecDeque<usize>,
     pub partials: HashMap<String, Vec<engine::Partial>>,
+    /// Its engines.
+    pub engines: Vec<engine::Engine>,
+    /// The prompt that each session was opened with last, by its hash.
+    pub prompts: HashMap<String, String>,
+    pub draining: bool,
+    pub closed: Vec<String>,
+    /// It answers as if it were another one.
+    pub impostor: bool,
+    /// Calls that were refused for that.
+    pub misled: u32,
+}
+
+/// An engine that can do everything, but for what the test changes.
+pub fn engine(name: &str, change: impl FnOnce(&mut engine::EngineCapabilities)) -> engine::Engine {
+    let yes = i32::from(engine::Support::Supported);
+    let mut capabilities = engine::EngineCapabilities {
+        resumable: yes,
+        prompt_change_on_resume: yes,
+        model_change_on_resume: yes,
+        effort_levels: vec!["low".into(), "high".into()],
+        ..Default::default()
+    };
+    change(&mut capabilities);
+    engine::Engine {
+        name: name.into(),
+        installed: true,
+        capabilities: Some(capabilities),
+        ..Default::default()
+    }
 }
 
 #[derive(Clone)]
@@ -124,13 +153,18 @@ pub struct Runner {
 
 impl Runner {
     pub async fn start() -> Self {
+        Self::start_as(&format!("run_{}", uuid::Uuid::new_v4().simple())).await
+    }
+
+    /// Starts one with this id.
+    pub async fn start_as(id: &str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let mut agents = HashMap::new();
         agents.insert("builder".to_owned(), agent("builder", "fake", "m-1", "Build."));
         agents.insert("reviewer".to_owned(), agent("reviewer", "fake", "m-1", "Review."));
         let runner = Self {
-            id: format!("run_{}", uuid::Uuid::new_v4().simple()),
+            id: id.to_owned(),
             address,
             state: Arc::new(Mutex::new(State {
                 calls: Vec::new(),
@@ -148,6 +182,12 @@ impl Runner {
                 cancelled: Vec::new(),
                 break_after: VecDeque::new(),
                 partials: HashMap::new(),
+                engines: vec![engine("fake", |_| {}), engine("second", |_| {})],
+                prompts: HashMap::new(),
+                draining: false,
+                closed: Vec::new(),
+                impostor: false,
+                misled: 0,
             })),
             changed: watch::Sender::new(0),
             breaks: watch::Sender::new(0),
@@ -306,7 +346,14 @@ impl Runner {
     }
 
     fn heard(&self) -> Result<(), Status> {
-        if self.state().deaf { Err(Status::unavailable("cut")) } else { Ok(()) }
+        let mut state = self.state();
+        if state.impostor {
+            state.misled += 1;
+            drop(state);
+            self.touch();
+            return Err(refusal(Code::FailedPrecondition, "RUNNER_CONFLICT"));
+        }
+        if state.deaf { Err(Status::unavailable("cut")) } else { Ok(()) }
     }
 }
 
@@ -389,22 +436,13 @@ impl EngineRunnerService for Runner {
         _: Request<engine::DescribeRunnerRequest>,
     ) -> Answer<engine::DescribeRunnerResponse> {
         self.heard()?;
-        let yes = i32::from(engine::Support::Supported);
-        let start_timeout = self.state().start_timeout;
+        let (start_timeout, engines) = {
+            let state = self.state();
+            (state.start_timeout, state.engines.clone())
+        };
         Ok(Response::new(engine::DescribeRunnerResponse {
             runner_id: self.id.clone(),
-            engines: vec![engine::Engine {
-                name: "fake".into(),
-                installed: true,
-                capabilities: Some(engine::EngineCapabilities {
-                    resumable: yes,
-                    prompt_change_on_resume: yes,
-                    model_change_on_resume: yes,
-                    effort_levels: vec!["low".into(), "high".into()],
-                    ..Default::default()
-                }),
-                ..Default::default()
-            }],
+            engines,
             limits: Some(engine::RunnerLimits {
                 engine_start_timeout: start_timeout.and_then(|time| time.try_into().ok()),
                 ..Default::default()
@@ -471,6 +509,9 @@ impl EngineRunnerService for Runner {
                 return Err(refusal(Code::FailedPrecondition, "WRONG_STATE"));
             }
             let known = state.turns.get(&turn).is_some_and(|t| t.session == request.session_id);
+            if state.draining && !known {
+                return Err(refusal(Code::Unavailable, "DRAINING"));
+            }
             let opening =
                 if known { Opening::Fit } else { state.openings.pop_front().unwrap_or(Opening::Fit) };
             (opening, known)
@@ -517,7 +558,14 @@ impl EngineRunnerService for Runner {
             entry.conversation.clone_from(&request.conversation_id);
         }
         self.touch();
-        Ok(Response::new(engine::StartOrResumeResponse { result: result.into(), ..Default::default() }))
+        let before = self.state().prompts.insert(request.session_id, request.agent_prompt_sha256.clone());
+        let prompt_applied =
+            result == R::Resumed && before.is_some_and(|before| before != request.agent_prompt_sha256);
+        Ok(Response::new(engine::StartOrResumeResponse {
+            result: result.into(),
+            prompt_applied,
+            ..Default::default()
+        }))
     }
 
     async fn send(&self, request: Request<engine::SendRequest>) -> Answer<engine::SendResponse> {
@@ -712,9 +760,12 @@ impl EngineRunnerService for Runner {
 
     async fn close_session(
         &self,
-        _: Request<engine::CloseSessionRequest>,
+        request: Request<engine::CloseSessionRequest>,
     ) -> Answer<engine::CloseSessionResponse> {
-        Err(Status::unimplemented("not asked in these tests"))
+        self.heard()?;
+        self.state().closed.push(request.into_inner().session_id);
+        self.touch();
+        Ok(Response::new(engine::CloseSessionResponse::default()))
     }
 
     async fn list_sessions(
@@ -728,7 +779,11 @@ impl EngineRunnerService for Runner {
         Err(Status::unimplemented("not asked in these tests"))
     }
 
-    async fn drain(&self, _: Request<engine::DrainRequest>) -> Answer<engine::DrainResponse> {
-        Err(Status::unimplemented("not asked in these tests"))
+    async fn drain(&self, request: Request<engine::DrainRequest>) -> Answer<engine::DrainResponse> {
+        self.heard()?;
+        let mut state = self.state();
+        state.draining = !request.into_inner().undrain;
+        let running = state.turns.values().filter(|turn| turn.terminal().is_none()).count();
+        Ok(Response::new(engine::DrainResponse { running_turns: u32::try_from(running).unwrap() }))
     }
 }
