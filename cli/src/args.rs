@@ -207,10 +207,14 @@ pub(crate) enum Command {
         #[command(subcommand)]
         what: Option<PermissionsCommand>,
     },
-    /// Check that everything is in place, and say what is not
+    /// Check that everything is in place, and say what is not and which command mends it
+    ///
+    /// Looks at this host (programs, engines with versions and logins, isolation, state directories, ports, keys that git
+    /// tracks), then at the control plane and its runners. No login or key is shown. Exit code 1 when something is broken;
+    /// a warning is not.
     #[command(
         after_long_help = "JSON: {\"checks\": [{\"name\", \"result\": ok | warning | failed, \"detail\", \
-        \"next\"}]}. Exit code 1 when a check failed"
+        \"next\"}], \"broken\": bool}. Exit code 1 when a check failed"
     )]
     Doctor,
     /// Ask one service, control plane or runner, whether it serves; for health checks

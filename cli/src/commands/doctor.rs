@@ -1,7 +1,8 @@
-//! `doctor`: is everything in place, and if not, what to do.
+//! `doctor`: is everything in place, and if not, which command mends it.
 
-use std::time::Duration;
+mod host;
 
+use roundhouse_config::Config;
 use roundhouse_proto::control::v1 as control;
 use roundhouse_proto::engine::v1 as engine;
 use serde_json::json;
@@ -18,8 +19,6 @@ use crate::json as shapes;
 use crate::output::Output;
 use crate::status::Failure;
 use crate::target::target;
-
-const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How a check came out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +37,7 @@ struct Check {
     next: Option<String>,
 }
 
+/// All checks, in the order in which they are told.
 #[derive(Debug, Default)]
 struct Checks(Vec<Check>);
 
@@ -68,12 +68,23 @@ impl Checks {
 
 pub(crate) async fn run(global: &Global, output: Output) -> Result<Exit, Failure> {
     let mut checks = Checks::default();
-    match configuration(global) {
-        Ok(_) => checks.ok("configuration", "valid"),
-        Err(failure) => checks.fail("configuration", failure.human(), "`roundhouse config check`"),
-    }
-    programs(&mut checks).await;
-    control_plane(global, &mut checks).await;
+    let config = match configuration(global) {
+        Ok(config) => {
+            checks.ok("configuration", "valid");
+            config
+        }
+        Err(failure) => {
+            checks.fail("configuration", failure.human().replace('\n', "; "), "roundhouse config check");
+            // The rest is looked at all the same.
+            Config::default()
+        }
+    };
+    host::programs(&mut checks).await;
+    host::engines(&config, &mut checks).await;
+    host::directories(&config, &mut checks);
+    host::workspaces(&config, &mut checks).await;
+    let answers = control_plane(global, &mut checks).await;
+    host::ports(&config, answers, &mut checks);
 
     let failed = checks.0.iter().any(|check| check.verdict == Verdict::Failed);
     output.result(
@@ -87,7 +98,7 @@ pub(crate) async fn run(global: &Global, output: Output) -> Result<Exit, Failure
                     })
                 })
                 .collect();
-            json!({"checks": checks})
+            json!({"checks": checks, "broken": failed})
         },
         || checks.0.iter().map(line).collect::<Vec<_>>().join("\n"),
     );
@@ -107,29 +118,16 @@ fn line(check: &Check) -> String {
     format!("{:8}  {}: {}{next}", word(check.verdict), check.name, check.detail)
 }
 
-/// The programs that this host should have.
-async fn programs(checks: &mut Checks) {
-    for (program, why) in [("git", "workspaces"), ("npm", "`roundhouse engines install`")] {
-        match first_line_of(program).await {
-            Some(version) => checks.ok(program, version),
-            None => checks.warn(program, "not found", &format!("install it if this host needs it for {why}")),
-        }
-    }
-}
-
-async fn first_line_of(program: &str) -> Option<String> {
-    let mut command = tokio::process::Command::new(program);
-    command.arg("--version").stdin(std::process::Stdio::null()).kill_on_drop(true);
-    let answer = tokio::time::timeout(PROBE_TIMEOUT, command.output()).await.ok()?.ok()?;
-    let text = String::from_utf8_lossy(&answer.stdout);
-    text.lines().next().filter(|_| answer.status.success()).map(str::to_owned)
-}
-
-async fn control_plane(global: &Global, checks: &mut Checks) {
+/// Asks the control plane. Whether it answers.
+async fn control_plane(global: &Global, checks: &mut Checks) -> bool {
     let found = target(global).and_then(|target| Ok((target.client()?, target.server)));
     let (client, server) = match found {
         Ok(found) => found,
-        Err(failure) => return checks.fail("control plane", failure.message.clone(), "correct --server"),
+        Err(failure) => {
+            let next = failure.next.clone().unwrap_or_else(|| "correct --server".to_owned());
+            checks.fail("control plane", failure.message.clone(), &next);
+            return false;
+        }
     };
     let health =
         HealthClient::new(client.channel()).check(call(HealthCheckRequest { service: String::new() })).await;
@@ -141,7 +139,13 @@ async fn control_plane(global: &Global, checks: &mut Checks) {
         Err(status) => {
             let failure = Failure::from(status);
             let next = failure.next.clone().unwrap_or_default();
-            return checks.fail("control plane", format!("{server}: {}", failure.message), &next);
+            let told = if failure.is_no_connection() {
+                format!("none answers at {server}")
+            } else {
+                format!("{server}: {}", failure.message)
+            };
+            checks.fail("control plane", told, &next);
+            return false;
         }
     }
     match described(&client).await {
@@ -154,6 +158,7 @@ async fn control_plane(global: &Global, checks: &mut Checks) {
             );
         }
     }
+    true
 }
 
 fn runners(runners: &[control::Runner], checks: &mut Checks) {
@@ -161,7 +166,7 @@ fn runners(runners: &[control::Runner], checks: &mut Checks) {
         checks.fail(
             "runners",
             "none is known",
-            "start one: `roundhouse up`, or `engine-runner --control-plane URL`",
+            "roundhouse up, or engine-runner --control-plane URL --root DIR",
         );
     }
     for runner in runners {
@@ -170,7 +175,7 @@ fn runners(runners: &[control::Runner], checks: &mut Checks) {
         match control::runner::State::try_from(runner.state) {
             Ok(control::runner::State::Online) => checks.ok(&name, format!("online, {}", runner.runner_id)),
             Ok(control::runner::State::Draining) => {
-                checks.warn(&name, "takes no new turns", "register it again, or wait until it stops");
+                checks.warn(&name, "takes no new turns", "roundhouse runners drain --help tells how it ends");
             }
             Ok(
                 control::runner::State::Away
@@ -195,7 +200,10 @@ fn runners(runners: &[control::Runner], checks: &mut Checks) {
                     "{}: processes that an engine hides may survive a cancel",
                     shapes::isolation(runner.isolation)
                 ),
-                "allow user and PID namespaces to the runner",
+                &format!(
+                    "on that host: {}",
+                    host::raise_isolation("user and PID namespaces are not to be had")
+                ),
             ),
             Ok(engine::IsolationLevel::Unspecified) | Err(_) => {}
         }
@@ -211,14 +219,19 @@ fn runners(runners: &[control::Runner], checks: &mut Checks) {
 fn engine(runner: &str, engine: &engine::Engine, checks: &mut Checks) {
     let name = format!("{runner}, {}", engine.name);
     if !engine.installed {
-        return checks.warn(name, "not installed", "`roundhouse engines install` on that host");
+        return checks.warn(
+            name,
+            "not installed",
+            &format!("on that host: roundhouse engines install {}", engine.name),
+        );
     }
     let detail = format!("{}, {}", version(engine), login(engine));
     if engine.login == engine::LoginKind::None as i32 || engine.login == engine::LoginKind::Unspecified as i32
     {
-        checks.warn(name, detail, "log in, or configure a key under [engines.<name>]");
+        let advice = host::login_advice(&engine.name, roundhouse_config::Credentials::Variables);
+        checks.warn(name, detail, &format!("on that host: {advice}"));
     } else if !engine.pinned_version.is_empty() && engine.version != engine.pinned_version {
-        checks.warn(name, detail, "`roundhouse engines install` installs the tested version");
+        checks.warn(name, detail, &format!("on that host: roundhouse engines install {}", engine.name));
     } else {
         checks.ok(name, detail);
     }

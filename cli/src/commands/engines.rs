@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use roundhouse_engine_runner::{InstallError, install_engine};
+use roundhouse_engine_runner::{InstallError, install_engine, pinned_engines};
 use roundhouse_proto::control::v1 as control;
 use roundhouse_proto::engine::v1 as engine;
 use serde_json::json;
@@ -22,15 +22,16 @@ use crate::output::{Output, table};
 use crate::status::Failure;
 use crate::target::target;
 
-/// The engines whose CLI is pinned.
-const PINNED: [&str; 2] = ["claude-code", "codex"];
-
 pub(crate) async fn run(global: &Global, what: EnginesCommand, output: Output) -> Result<Exit, Failure> {
     match what {
         EnginesCommand::List => list(&target(global)?.client()?, output).await,
         EnginesCommand::Install { engines } => {
             let directory = configuration(global)?.runner.state_dir.join("engines");
-            let names = if engines.is_empty() { PINNED.map(str::to_owned).to_vec() } else { engines };
+            let names = if engines.is_empty() {
+                pinned_engines().into_iter().map(str::to_owned).collect()
+            } else {
+                engines
+            };
             let mut installed = Vec::new();
             for name in names {
                 let executable = install(&name, directory.clone(), output).await?;
@@ -71,7 +72,7 @@ pub(crate) async fn install(engine: &str, directory: PathBuf, output: Output) ->
         Some(_) | None => return Err(broken(ended.status.to_string())),
     };
     let next = if exit == Exit::Conflict {
-        format!("those that can be installed: {}", PINNED.join(", "))
+        format!("those that can be installed: {}", pinned_engines().join(", "))
     } else {
         format!(
             "mend that and try again, or name an executable: --set engines.{engine}.executable=/path/to/it"

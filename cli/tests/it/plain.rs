@@ -114,6 +114,52 @@ async fn a_token_goes_with_every_call_and_is_never_printed() {
 }
 
 #[tokio::test]
+async fn doctor_says_of_each_trouble_what_mends_it_and_shows_no_key() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let config = dir.path().join("roundhouse.toml");
+    let text = "[engines.claude-code]\nexecutable = '/bin/false'\n\
+                [engines.claude-code.variables]\nANTHROPIC_API_KEY = 'sk-not-to-be-seen'\n\
+                [client]\nserver = 'http://127.0.0.1:1'\n[control_plane]\nlisten = '127.0.0.1:0'\n\
+                [runner]\nlisten = '127.0.0.1:0'\n";
+    std::fs::write(&config, text).expect("writes");
+    let mut doctor = command(&["--json", "--config", config.to_str().expect("UTF-8"), "doctor"]);
+    doctor.env("XDG_STATE_HOME", dir.path());
+    let ended = finish(doctor.spawn().expect("starts")).await;
+    let told = ended.json();
+    assert_eq!((ended.code, &told["broken"]), (1, &json!(true)), "{ended:?}");
+    assert!(!ended.stdout.contains("not-to-be-seen") && !ended.stderr.contains("not-to-be-seen"));
+    let checks = told["checks"].as_array().expect("checks");
+    for check in checks {
+        assert_eq!(check["result"] == "ok", check["next"].is_null(), "{check}");
+    }
+    let of = |name: &str| {
+        let found = checks.iter().find(|check| check["name"] == name);
+        found.unwrap_or_else(|| panic!("no check of {name}: {checks:?}"))
+    };
+    assert_eq!(of("configuration")["result"], "ok");
+    assert_eq!(of("login claude-code")["result"], "ok");
+    assert_eq!(of("port of the runner")["result"], "ok");
+    let engine = of("engine claude-code");
+    assert_eq!(
+        (&engine["result"], &engine["next"]),
+        (&json!("failed"), &json!("roundhouse engines install claude-code"))
+    );
+    let server = of("control plane");
+    assert_eq!(server["detail"], "none answers at http://127.0.0.1:1");
+    assert!(server["next"].as_str().expect("a text").contains("roundhouse up"), "{server}");
+    for name in ["isolation", "state of the control plane", "state of the runner", "git"] {
+        of(name);
+    }
+    let human = finish({
+        let mut doctor = command(&["--config", config.to_str().expect("UTF-8"), "doctor"]);
+        doctor.env("XDG_STATE_HOME", dir.path());
+        doctor.spawn().expect("starts")
+    })
+    .await;
+    assert!(human.stdout.contains("failed    control plane: none answers at"), "{human:?}");
+}
+
+#[tokio::test]
 async fn every_shell_gets_a_completion_script_that_knows_all_commands() {
     for (shell, check) in [
         ("bash", Some("bash")),

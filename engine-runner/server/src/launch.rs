@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use roundhouse_config::Credentials;
+use roundhouse_config::{Credentials, EngineSettings};
 use roundhouse_engines::{
     Adapter, Carry, CredentialRequest, CredentialSource, Effort, EngineLimits, Failure, FileFacts,
     Fingerprint, LaunchRequest, NativeRef, OpenMode, Permissions, PlanError, Reason, SessionFiles, Support,
@@ -642,25 +642,32 @@ pub(crate) fn login(
 ) -> (roundhouse_proto::engine::v1::LoginKind, String) {
     use roundhouse_proto::engine::v1::LoginKind;
     let settings = context.engine_settings(adapter.name());
+    let kind = match settings.credentials {
+        Credentials::None => LoginKind::None,
+        Credentials::Variables => LoginKind::Variables,
+        Credentials::Host => LoginKind::Host,
+    };
+    match login_of(adapter, &settings) {
+        Ok(login) => (kind, login),
+        Err(error) => (LoginKind::None, error.to_string()),
+    }
+}
+
+/// Which login these settings give an engine, in words; or why none.
+pub(crate) fn login_of(adapter: &dyn Adapter, settings: &EngineSettings) -> Result<String, PlanError> {
     let nowhere =
         Workspace { id: "wsp_none".to_owned(), path: PathBuf::from("/nonexistent"), trusted: false };
-    let variables = match environment::variables(&settings, &nowhere) {
-        Ok(variables) => variables,
-        Err(error) => return (LoginKind::None, error.to_string()),
+    let variables = environment::variables(settings, &nowhere)?;
+    let source = match settings.credentials {
+        Credentials::None => CredentialSource::None,
+        Credentials::Variables => CredentialSource::Variables,
+        Credentials::Host => CredentialSource::Host,
     };
-    let (kind, source) = match settings.credentials {
-        Credentials::None => (LoginKind::None, CredentialSource::None),
-        Credentials::Variables => (LoginKind::Variables, CredentialSource::Variables),
-        Credentials::Host => (LoginKind::Host, CredentialSource::Host),
-    };
-    let planned = adapter.credentials(&CredentialRequest {
+    let plan = adapter.credentials(&CredentialRequest {
         source,
         variables: &variables,
         host: environment::host_directories(adapter.name()),
         private_home: PathBuf::from("/nonexistent"),
-    });
-    match planned {
-        Ok(plan) => (kind, plan.login),
-        Err(error) => (LoginKind::None, error.to_string()),
-    }
+    })?;
+    Ok(plan.login)
 }
