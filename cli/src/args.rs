@@ -105,15 +105,16 @@ pub(crate) enum Command {
         login_detail}]}"
     )]
     Up(UpArgs),
-    /// See it work: a few turns on the real Claude Code CLI with a scripted model, no key needed
+    /// See it work: one conversation across Claude Code, Codex and two runners, with a scripted model, no key needed
     ///
-    /// Makes a git workspace with an agent file in a temporary directory, installs the pinned CLI with npm unless it
-    /// is there, starts a scripted model and both services, and holds a conversation: one turn with a tool that writes
-    /// a file, one cancelled in the middle of a tool, one that goes on after kill -9 of the runner. Ends with a table,
-    /// and leaves no process.
+    /// Makes two git workspaces with two agents in a temporary directory, installs the pinned CLIs with npm unless they
+    /// are there, starts a scripted model, the control plane and two runners, and holds a conversation: Claude Code writes
+    /// a file, Codex reviews it, Claude Code goes on while its runner is killed, is cancelled in the middle of a tool, and
+    /// goes on in the second runner's workspace. Of each turn it says what the model was told, by the model's own log. Ends
+    /// with a table, and leaves no process.
     #[command(
         after_long_help = "JSON: one value a line while it runs, {\"turns\": [{turn, turn_id, agent, engine, origin, \
-        outcome, expected, duration_ms, input_tokens, output_tokens}]} at the end"
+        outcome, expected, told: {natively, as_context, sentence}, duration_ms, input_tokens, output_tokens}]} at the end"
     )]
     Demo(DemoArgs),
     /// Send a message, and with --wait follow its turn to the end
@@ -275,7 +276,7 @@ pub(crate) struct DemoArgs {
     /// Use your own login and the real model instead of the scripted one
     #[arg(long)]
     pub(crate) live: bool,
-    /// The model to use with --live
+    /// The model of the agent on Claude Code with --live
     #[arg(long, requires = "live", default_value = "haiku", value_name = "MODEL")]
     pub(crate) model: String,
     /// Keep workspace, state and logs, and say where they are

@@ -25,6 +25,7 @@ use roundhouse_proto::engine::v1::event_body::Kind;
 
 use crate::args::{ChatArgs, Page, SessionsArgs};
 use crate::chat::input::{Input, Mode, Typed};
+pub(crate) use crate::chat::screen::came_to_be;
 use crate::chat::screen::{Screen, so_far};
 use crate::chat::sender::{Became, Sender, Wish};
 use crate::chat::slash::{HELP, Line, understand};

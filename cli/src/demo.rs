@@ -1,11 +1,13 @@
-//! `demo`: a few turns on the real engine CLI, with both services, from nothing.
+//! `demo`: one conversation across two real engine CLIs and two runners, from nothing.
 //!
-//! All of it lies in one temporary directory, but for the engine CLI, which is installed where a runner of this host
-//! would look for it. The demo is an ordinary client: it sends, follows, answers a permission request, cancels, and
-//! kills the runner with SIGKILL in the middle of an answer.
+//! All of it lies in one temporary directory, but for the engine CLIs, which are installed where a runner of this host
+//! would look for them. The demo is an ordinary client: it sends, follows, answers a permission request, cancels, and
+//! kills a runner with SIGKILL in the middle of an answer. What each model was told it reads in the model's own log.
 
+mod acts;
 mod play;
 mod stage;
+mod told;
 
 use std::time::Duration;
 
@@ -38,7 +40,7 @@ pub(crate) async fn run(global: &Global, args: DemoArgs, output: Output) -> Resu
     say(output, "stopping both services");
     let place = stage.place();
     let orderly = tokio::select! {
-        orderly = stage.stack.stop() => Some(orderly),
+        orderly = stage.stop() => Some(orderly),
         _ = interrupts.next() => None,
     };
     let Some(orderly) = orderly else {
@@ -59,8 +61,13 @@ pub(crate) async fn run(global: &Global, args: DemoArgs, output: Output) -> Resu
 
 /// A line about what the demo does, for people.
 fn say(output: Output, text: &str) {
+    tell(output, &format!("\n== {text}"));
+}
+
+/// A line of the demo's story, for people. The story is what the demo is for, so that it goes to standard output.
+fn tell(output: Output, text: &str) {
     if !output.is_json() {
-        output.note(&format!("\n== {text}"));
+        output.data(text);
     }
 }
 
@@ -72,7 +79,10 @@ fn show(played: &[Played], output: Output) {
             .map(|turn| {
                 json!({
                     "turn": turn.what, "turn_id": turn.turn_id, "agent": turn.agent, "engine": turn.engine,
-                    "origin": turn.origin.to_uppercase(), "outcome": turn.outcome, "expected": turn.expected,
+                    "origin": turn.origin, "outcome": turn.outcome, "expected": turn.expected,
+                    "told": turn.told.as_ref().map(|told| json!({
+                        "natively": told.natively, "as_context": told.as_context, "sentence": told.sentence(),
+                    })),
                     "duration_ms": turn.milliseconds,
                     "input_tokens": turn.tokens.0, "output_tokens": turn.tokens.1,
                 })
@@ -88,7 +98,7 @@ fn show(played: &[Played], output: Output) {
                 turn.what.to_owned(),
                 turn.agent.clone(),
                 turn.engine.clone(),
-                turn.origin.clone(),
+                turn.origin.to_lowercase(),
                 turn.outcome.to_lowercase(),
                 turn.milliseconds.map(render::seconds).unwrap_or_default(),
                 format!("{} in, {} out", count(turn.tokens.0), count(turn.tokens.1)),
@@ -106,17 +116,17 @@ fn verdict(played: &[Played], orderly: bool, left: &[String], output: Output) ->
         .filter(|turn| turn.outcome != turn.expected)
         .map(|turn| format!("{}: {} instead of {}", turn.what, turn.outcome, turn.expected))
         .collect();
-    wrong.extend(played.iter().filter_map(|turn| turn.missing.clone()));
+    wrong.extend(played.iter().flat_map(|turn| turn.missing.clone()));
     if !orderly {
         wrong.push("a service did not stop in good order".to_owned());
     }
     wrong.extend(left.iter().map(|process| format!("left behind: {process}")));
     if wrong.is_empty() {
-        if !output.is_json() {
-            output.note(
-                "\nAll went as promised, and no process is left. Now with your own work: `roundhouse up`",
-            );
-        }
+        let own = std::env::args().next().unwrap_or_else(|| "roundhouse".to_owned());
+        tell(
+            output,
+            &format!("\nAll went as promised, and no process is left. Now with your own work: {own} up"),
+        );
         return Ok(Exit::Done);
     }
     let mut failure = Failure::new(Exit::Failed, "the demo did not go as it should")

@@ -55,42 +55,7 @@ impl Stack {
 
     /// Waits until the runner is registered, and asks it what it has.
     pub(crate) async fn describe(&self) -> Result<engine::DescribeRunnerResponse, Failure> {
-        let client = Client::new(&self.control_plane.url())?;
-        let channel = Endpoint::from_shared(self.runner.url())
-            .map_err(|error| Failure::new(Exit::Failed, error.to_string()))?
-            .connect_lazy();
-        let mut service = EngineRunnerServiceClient::new(channel);
-        let described = service.describe_runner(call(engine::DescribeRunnerRequest {})).await?.into_inner();
-        let (bound, ours) = (described.control_plane_id.as_str(), self.control_plane.control_plane_id());
-        if !bound.is_empty() && bound != ours {
-            let told = format!(
-                "the runner's state directory belongs to control plane {bound}, and the control plane here is {ours}"
-            );
-            return Err(Failure::new(Exit::Conflict, told).next(
-                "give both their own state directories, or unbind the runner: `roundhouse runners reset`",
-            ));
-        }
-        let since = Instant::now();
-        loop {
-            let list =
-                client.runners().list_runners(call(control::ListRunnersRequest {})).await?.into_inner();
-            let online = control::runner::State::Online as i32;
-            if list
-                .runners
-                .iter()
-                .any(|runner| runner.runner_id == described.runner_id && runner.state == online)
-            {
-                return Ok(described);
-            }
-            if since.elapsed() > REGISTER_LIMIT {
-                return Err(Failure::new(
-                    Exit::Unreachable,
-                    "the runner did not register with the control plane",
-                )
-                .next("its log says why"));
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        registered(&self.control_plane, &self.runner).await
     }
 
     /// Stops the runner, then the control plane. Whether both went in good order. Cancellation safe.
@@ -106,6 +71,45 @@ impl Stack {
         let runner = self.runner.end_at_once().await;
         self.control_plane.end_at_once().await?;
         runner
+    }
+}
+
+/// Waits until a runner is registered with a control plane, and asks it what it has.
+pub(crate) async fn registered(
+    control_plane: &Service,
+    runner: &Service,
+) -> Result<engine::DescribeRunnerResponse, Failure> {
+    let client = Client::new(&control_plane.url())?;
+    let channel = Endpoint::from_shared(runner.url())
+        .map_err(|error| Failure::new(Exit::Failed, error.to_string()))?
+        .connect_lazy();
+    let mut service = EngineRunnerServiceClient::new(channel);
+    let described = service.describe_runner(call(engine::DescribeRunnerRequest {})).await?.into_inner();
+    let (bound, ours) = (described.control_plane_id.as_str(), control_plane.control_plane_id());
+    if !bound.is_empty() && bound != ours {
+        let told = format!(
+            "the runner's state directory belongs to control plane {bound}, and the control plane here is {ours}"
+        );
+        return Err(Failure::new(Exit::Conflict, told).next(
+            "give both their own state directories, or unbind the runner: `roundhouse runners reset`",
+        ));
+    }
+    let since = Instant::now();
+    loop {
+        let list = client.runners().list_runners(call(control::ListRunnersRequest {})).await?.into_inner();
+        let online = control::runner::State::Online as i32;
+        if list.runners.iter().any(|runner| runner.runner_id == described.runner_id && runner.state == online)
+        {
+            return Ok(described);
+        }
+        if since.elapsed() > REGISTER_LIMIT {
+            return Err(Failure::new(
+                Exit::Unreachable,
+                "the runner did not register with the control plane",
+            )
+            .next("its log says why"));
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 

@@ -186,7 +186,7 @@ impl Screen {
 }
 
 /// An origin with what was given along.
-pub(super) fn came_to_be(event: &engine::SessionEvent) -> String {
+pub(crate) fn came_to_be(event: &engine::SessionEvent) -> String {
     let resumed = event.origin == engine::Origin::Resumed as i32;
     let mut text = json::origin(event.origin);
     if event.summary_given {

@@ -8,10 +8,12 @@ use roundhouse_proto::control::v1::stream_events_response::Item;
 use roundhouse_proto::engine::v1 as engine;
 use roundhouse_proto::engine::v1::event_body::Kind;
 
+use crate::chat::came_to_be;
 use crate::client::{self, Client, call, incomplete};
-use crate::commands::turns::origin;
-use crate::demo::say;
-use crate::demo::stage::{AGENT, Stage};
+use crate::demo::acts::{ACTS, Act, Meanwhile, NOTES, RUNNING};
+use crate::demo::stage::Stage;
+use crate::demo::told::{Earlier, Told};
+use crate::demo::{say, tell};
 use crate::events::render::{self, Live};
 use crate::events::{Follower, Next, Wish};
 use crate::exit::Exit;
@@ -19,59 +21,8 @@ use crate::json;
 use crate::output::Output;
 use crate::status::Failure;
 
-/// The file that the first turn writes.
-const NOTES: &str = "NOTES.md";
-/// The file by which the long command says that it runs.
-const RUNNING: &str = "check.running";
 /// No turn of the demo takes longer.
 const TURN_LIMIT: Duration = Duration::from_secs(180);
-
-/// What the demo does while a turn runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Meanwhile {
-    Nothing,
-    /// Cancels the turn once its tool runs.
-    Cancel,
-    /// Kills the runner in the middle of the answer, and starts it again.
-    KillRunner,
-}
-
-struct Act {
-    /// For the table.
-    what: &'static str,
-    /// What is said to the agent; its first words are what the scripted model listens for.
-    says: &'static str,
-    meanwhile: Meanwhile,
-    expected: control::TurnStatus,
-}
-
-const ACTS: [Act; 4] = [
-    Act {
-        what: "a tool writes a file",
-        says: "Write a file NOTES.md with one sentence on what a roundhouse is, then say that it is done.",
-        meanwhile: Meanwhile::Nothing,
-        expected: control::TurnStatus::Completed,
-    },
-    Act {
-        what: "cancelled in a tool",
-        says: "Run exactly this command with Bash and wait for it: \
-               echo yes > check.running && node -e 'setTimeout(() => {}, 120000)'",
-        meanwhile: Meanwhile::Cancel,
-        expected: control::TurnStatus::Cancelled,
-    },
-    Act {
-        what: "kill -9 of the runner",
-        says: "Tell me in about sixty words how the turntable of a roundhouse works. Use no tool.",
-        meanwhile: Meanwhile::KillRunner,
-        expected: control::TurnStatus::Completed,
-    },
-    Act {
-        what: "goes on as before",
-        says: "What have we done so far? Answer in one sentence, without a tool.",
-        meanwhile: Meanwhile::Nothing,
-        expected: control::TurnStatus::Completed,
-    },
-];
 
 /// How a turn went.
 #[derive(Debug)]
@@ -83,44 +34,12 @@ pub(super) struct Played {
     pub(super) origin: String,
     pub(super) outcome: String,
     pub(super) expected: String,
+    /// What the model was told, by its own log; none of a real model.
+    pub(super) told: Option<Told>,
     pub(super) milliseconds: Option<i64>,
     pub(super) tokens: (Option<u64>, Option<u64>),
-    /// What should be there and is not.
-    pub(super) missing: Option<String>,
-}
-
-/// What the scripted model says: words to listen for, and a script.
-pub(super) fn scripts(workspace: &Path) -> Vec<(&'static str, String)> {
-    let notes = workspace.join(NOTES);
-    let slowly: String = "The turntable is a bridge on a pivot. It carries one engine at a time, turns until its \
-        rails meet those of a stall, and is locked there. The engine rolls off, and the bridge is free for the next. \
-        A small motor, or two patient people at a long lever, is all it takes, because the weight is in balance."
-        .split_inclusive(' ')
-        .map(|word| format!("[[text:{word}]][[pause ms=80]]"))
-        .collect();
-    vec![
-        (
-            "Write a file NOTES.md",
-            format!(
-                "[[text:I will write it down.]][[write path={}:A roundhouse is where engines are kept, turned round \
-                 and put back on the track.\n]][[text:NOTES.md is written.]]",
-                notes.display()
-            ),
-        ),
-        (
-            "Run exactly this command",
-            "[[text:I start the command.]][[bash:echo yes > check.running && node -e 'setTimeout(() => {}, 120000)']]\
-             [[text:The command has ended.]]"
-                .to_owned(),
-        ),
-        ("Tell me in about sixty words", slowly),
-        (
-            "What have we done so far?",
-            "[[text:We wrote NOTES.md, stopped a long command half way, and talked about the turntable while the \
-             runner was killed and came back.]]"
-                .to_owned(),
-        ),
-    ]
+    /// What should be there and is not, or should be otherwise.
+    pub(super) missing: Vec<String>,
 }
 
 /// Plays all turns.
@@ -129,24 +48,22 @@ pub(super) async fn all(stage: &mut Stage, output: Output) -> Result<Vec<Played>
     let request = control::CreateConversationRequest {
         request_id: client::request_id(None),
         title: "The demo".to_owned(),
-        workspace: stage.workspace.display().to_string(),
-        agent: AGENT.to_owned(),
+        workspace: String::new(),
+        agent: String::new(),
         external_id: None,
     };
     let made = client.conversations().create_conversation(call(request)).await?.into_inner();
     let conversation = made.conversation.ok_or_else(|| incomplete("the conversation"))?.conversation_id;
     let mut played = Vec::new();
+    let mut earlier: Vec<Earlier> = Vec::new();
     for (number, act) in (1..).zip(&ACTS) {
         say(output, &format!("turn {number}: {}", act.what));
-        let turn = tokio::time::timeout(TURN_LIMIT, self::act(stage, &client, &conversation, act, output))
-            .await
-            .map_err(|_| {
-                Failure::new(
-                    Exit::Failed,
-                    format!("turn {number} did not end within {} s", TURN_LIMIT.as_secs()),
-                )
+        let played_act = self::act(stage, &client, &conversation, act, &earlier, output);
+        let turn = tokio::time::timeout(TURN_LIMIT, played_act).await.map_err(|_| {
+            Failure::new(Exit::Failed, format!("turn {number} did not end within {} s", TURN_LIMIT.as_secs()))
                 .next("run it again with --keep, and look at the logs it names")
-            })??;
+        })??;
+        earlier.push(Earlier { number, says: act.says });
         played.push(turn);
     }
     Ok(played)
@@ -157,15 +74,16 @@ async fn act(
     client: &Client,
     conversation: &str,
     act: &Act,
+    earlier: &[Earlier],
     output: Output,
 ) -> Result<Played, Failure> {
-    if !output.is_json() {
-        output.data(&format!("> {}", act.says));
-    }
+    tell(output, &format!("> @{} {}", act.agent, act.says));
     let request = control::SendMessageRequest {
         request_id: client::request_id(None),
         conversation_id: conversation.to_owned(),
         text: act.says.to_owned(),
+        agent: act.agent.to_owned(),
+        workspace: stage.workspace(act.place),
         ..control::SendMessageRequest::default()
     };
     let sent = client.conversations().send_message(call(request)).await?.into_inner();
@@ -179,7 +97,7 @@ async fn act(
     };
     let mut follower = Follower::new(client.clone(), wish).reached();
     let mut scene = Scene { client, output, live: Live::default(), turn_id: &turn_id, tool_called: false };
-    let running = stage.workspace.join(RUNNING);
+    let running = stage.directory_of(act.place).join(RUNNING);
     let mut todo = act.meanwhile;
     loop {
         // The tool says by a file that it runs; nothing else tells that from outside.
@@ -217,7 +135,11 @@ async fn act(
         (_, Meanwhile::Nothing) => None,
         _ => Some(format!("{}: the turn ended before its moment came", act.what)),
     };
-    finish(client, stage, act, &turn_id, missed).await
+    let told = stage.told(act, earlier);
+    if let Some(told) = &told {
+        tell(output, &format!("told      by the model's own log: {}", told.sentence()));
+    }
+    finish(client, stage, act, &turn_id, told, missed).await
 }
 
 async fn finish(
@@ -225,29 +147,41 @@ async fn finish(
     stage: &Stage,
     act: &Act,
     turn_id: &str,
+    told: Option<Told>,
     missed: Option<String>,
 ) -> Result<Played, Failure> {
     let request = control::GetTurnRequest { turn_id: turn_id.to_owned() };
     let answer = client.conversations().get_turn(call(request)).await?.into_inner();
     let turn = answer.turn.ok_or_else(|| incomplete("the turn"))?;
     let writes = act.says.starts_with("Write a file");
-    let unwritten =
-        (writes && !stage.workspace.join(NOTES).is_file()).then(|| format!("{NOTES} was not written"));
-    let failed = turn.failure.as_ref().filter(|_| act.expected != control::TurnStatus::Cancelled);
+    let unwritten = (writes && !stage.directory_of(act.place).join(NOTES).is_file())
+        .then(|| format!("{NOTES} was not written"));
+    let failed = turn.failure.as_ref().filter(|_| act.outcome != control::TurnStatus::Cancelled);
     let failed = failed.map(|failure| {
         format!("{}: {}; {}", json::failure_reason(failure.reason), failure.message, failure.next_action)
     });
+    let other = (turn.origin != i32::from(act.origin)).then(|| {
+        format!(
+            "{}: its session is {} instead of {}",
+            act.what,
+            json::origin(turn.origin),
+            json::origin(act.origin.into())
+        )
+    });
+    let untold = told.as_ref().and_then(|told| told.complaint(act.natively, act.as_context));
+    let untold = untold.map(|complaint| format!("{}: {complaint}", act.what));
     Ok(Played {
         what: act.what,
         turn_id: turn.turn_id.clone(),
         agent: turn.agent.clone(),
         engine: turn.engine.clone(),
-        origin: origin(&turn),
+        origin: json::origin(turn.origin),
         outcome: json::turn_status(turn.status),
-        expected: json::turn_status(act.expected.into()),
+        expected: json::turn_status(act.outcome.into()),
+        told,
         milliseconds: answer.duration.as_ref().map(json::milliseconds),
         tokens: render::tokens(turn.usage.as_ref()),
-        missing: missed.or(unwritten).or(failed),
+        missing: [missed, unwritten, failed, other, untold].into_iter().flatten().collect(),
     })
 }
 
@@ -337,6 +271,12 @@ impl Scene<'_> {
                 | Kind::Terminal(_)),
             ) => {
                 self.tool_called |= matches!(kind, Kind::ToolCall(_));
+                if let Kind::Session(session) = kind
+                    && session.state == engine::session_event::State::Opened as i32
+                {
+                    self.note(&format!("session   {}", came_to_be(session)));
+                    return Ok(());
+                }
                 if let Some(words) = render::body(body).filter(|_| !render::is_bookkeeping(kind)) {
                     self.note(&words);
                 }
@@ -348,7 +288,7 @@ impl Scene<'_> {
     fn note(&mut self, text: &str) {
         if !self.output.is_json() {
             self.close();
-            self.output.note(text);
+            tell(self.output, text);
         }
     }
 
@@ -356,25 +296,6 @@ impl Scene<'_> {
         let end = self.live.end_line();
         if !self.output.is_json() {
             self.output.raw(&end);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use roundhouse_models::Script;
-
-    use super::*;
-
-    #[test]
-    fn every_act_has_a_script_that_can_be_read_and_none_answers_another() {
-        let scripts = scripts(Path::new("/w"));
-        for act in &ACTS {
-            let heard: Vec<_> = scripts.iter().filter(|(words, _)| act.says.contains(words)).collect();
-            assert_eq!(heard.len(), 1, "{}", act.says);
-        }
-        for (_, script) in &scripts {
-            assert!(!Script::parse(script).unwrap().replies().is_empty());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Where the demo plays: the engine CLI, a workspace, the model, both services.
+//! Where the demo plays: the engine CLIs, two workspaces, the model, the services.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -12,29 +12,50 @@ use tempfile::TempDir;
 use tokio::process::Command;
 
 use crate::args::{DemoArgs, Global};
-use crate::children::{CONTROL_PLANE, Log, RUNNER, Spec};
+use crate::children::{CONTROL_PLANE, Log, RUNNER, Service, Spec};
 use crate::commands::configuration;
 use crate::commands::engines::install;
-use crate::demo::{play, say};
+use crate::demo::acts::{self, Act};
+use crate::demo::told::{Earlier, Told};
+use crate::demo::{say, tell};
 use crate::exit::Exit;
 use crate::output::Output;
 use crate::status::Failure;
-use crate::up::Stack;
+use crate::up::{Stack, registered};
 
-/// The engine that the demo shows.
-pub(super) const ENGINE: &str = "claude-code";
-/// The agent's name.
-pub(super) const AGENT: &str = "builder";
-const AGENT_PROMPT: &str = "You build small things, and say in one sentence what you did.";
-/// The scripted model takes any name; this is one that the CLI knows.
-const SCRIPTED_MODEL: &str = "sonnet";
+/// The engines that the demo shows.
+const ENGINES: [&str; 2] = [CLAUDE_CODE, CODEX];
+const CLAUDE_CODE: &str = "claude-code";
+const CODEX: &str = "codex";
+/// The agent on the one engine.
+pub(super) const BUILDER: &str = "builder";
+const BUILDER_PROMPT: &str = "You build small things, and say in one sentence what you did.";
+/// The agent on the other.
+pub(super) const REVIEWER: &str = "reviewer";
+const REVIEWER_PROMPT: &str = "You review what others built, and say in one sentence what you think of it.";
+/// The scripted model takes any name; these are such that the CLIs take them.
+const SCRIPTED_MODELS: [&str; 2] = ["sonnet", "gpt-scripted"];
+/// Codex's own choice for somebody who is logged in.
+const LIVE_CODEX_MODEL: &str = "gpt-5-codex";
 /// A key for the scripted model, which asks for none.
 const SCRIPTED_KEY: &str = "sk-demo-no-real-key";
 
+/// Where a turn is worked on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// The workspace of the first runner.
+    First,
+    /// That of the second.
+    Second,
+}
+
 /// All that the demo has started.
 pub(super) struct Stage {
+    /// Control plane and first runner.
     pub(super) stack: Stack,
-    pub(super) workspace: PathBuf,
+    second: Service,
+    /// Of each runner, its id and its workspace.
+    places: [(String, PathBuf); 2],
     directory: Directory,
     model: Option<ModelServer>,
 }
@@ -58,9 +79,12 @@ impl Stage {
     /// Makes everything. What was started is stopped again when something fails.
     pub(super) async fn prepare(global: &Global, args: &DemoArgs, output: Output) -> Result<Self, Failure> {
         let person = configuration(global)?;
-        say(output, "the engine CLI");
+        say(output, "the engine CLIs");
         let engines_dir = person.runner.state_dir.join("engines");
-        let executable = install(ENGINE, engines_dir, output).await?;
+        let mut executables = Vec::new();
+        for engine in ENGINES {
+            executables.push((engine, install(engine, engines_dir.clone(), output).await?));
+        }
 
         let directory = tempfile::Builder::new()
             .prefix("roundhouse-demo-")
@@ -69,51 +93,104 @@ impl Stage {
         let directory =
             if args.keep { Directory::Kept(directory.keep()) } else { Directory::Temporary(directory) };
         let place = directory.path().canonicalize().map_err(|error| io("the temporary directory", &error))?;
-        say(output, &format!("a git workspace with an agent file, in {}", place.display()));
-        let workspace = place.join("workspace");
-        let model_name = if args.live { args.model.as_str() } else { SCRIPTED_MODEL };
-        make_workspace(&workspace, model_name).await?;
+        say(output, &format!("two git workspaces with two agents, in {}", place.display()));
+        let workspaces = [place.join("first"), place.join("second")];
+        let bypass = !codex_sandbox_runs(&executables, args.live).await?;
+        let models = if args.live { [args.model.as_str(), LIVE_CODEX_MODEL] } else { SCRIPTED_MODELS };
+        for workspace in &workspaces {
+            make_workspace(workspace, models, bypass).await?;
+        }
 
-        let model = if args.live { None } else { Some(scripted_model(&workspace).await?) };
-        let config = config(&place, &workspace, &executable, model.as_ref(), &person);
-        let file = place.join("roundhouse.toml");
-        write_private(&file, &config)?;
+        let model = if args.live { None } else { Some(scripted_model(&workspaces[0]).await?) };
+        let mut files = Vec::new();
+        for (name, workspace) in [("first", &workspaces[0]), ("second", &workspaces[1])] {
+            let mut config = config(&place, name, workspace, &executables, model.as_ref(), &person);
+            config.runner.allow_bypass = bypass;
+            let file = place.join(format!("{name}.toml"));
+            write_private(&file, &config)?;
+            files.push(file);
+        }
 
-        say(output, "control plane and engine runner");
-        let spec = |name, service, log: &str, more: &[&str]| Spec {
+        say(output, "control plane and two engine runners");
+        let spec = |name, service, config: &Path, log: &str, more: &[&str]| Spec {
             name,
             service,
-            args: [vec!["--config".into(), file.clone().into()], more.iter().map(Into::into).collect()]
-                .concat(),
+            args: [vec!["--config".into(), config.into()], more.iter().map(Into::into).collect()].concat(),
             listen: "127.0.0.1:0".to_owned(),
             log: Log::File(place.join(log)),
             own_settings_only: true,
-            engines_of: (service == RUNNER).then(|| place.join("runner")),
+            engines_of: None,
         };
-        let control_plane = spec("control plane", CONTROL_PLANE, "control-plane.log", &[]);
-        let runner = |url: &str| {
-            spec("engine runner", RUNNER, "runner.log", &["--control-plane", url, "--stop-turns"])
+        let control_plane = spec("control plane", CONTROL_PLANE, &files[0], "control-plane.log", &[]);
+        let runner = |name: &str, file: &Path, url: &str| {
+            let more = ["--control-plane", url, "--stop-turns"];
+            let started = spec("engine runner", RUNNER, file, &format!("runner-{name}.log"), &more);
+            Spec { engines_of: Some(place.join(format!("runner-{name}"))), ..started }
         };
-        let mut stack = Stack::start(control_plane, runner).await?;
-        match stack.describe().await {
-            Ok(described) if !output.is_json() => {
-                for engine in described.engines.iter().filter(|engine| engine.name == ENGINE) {
-                    output.note(&format!("{} {}: {}", engine.name, engine.version, engine.login_detail));
-                }
-                output.note(&format!(
-                    "control plane {}, runner {}",
-                    stack.control_plane.url(),
-                    stack.runner.url()
-                ));
-                output.note(&format!("grpcurl -plaintext {} list", stack.control_plane.grpc()));
-            }
-            Ok(_) => {}
+        let mut stack = Stack::start(control_plane, |url| runner("first", &files[0], url)).await?;
+        let url = stack.control_plane.url();
+        let mut second = match Service::start(runner("second", &files[1], &url)).await {
+            Ok(second) => second,
             Err(failure) => {
                 stack.stop().await;
                 return Err(failure);
             }
+        };
+        let described = async {
+            Ok::<_, Failure>([stack.describe().await?, registered(&stack.control_plane, &second).await?])
+        };
+        let described = match described.await {
+            Ok(described) => described,
+            Err(failure) => {
+                second.stop().await;
+                stack.stop().await;
+                return Err(failure);
+            }
+        };
+        for engine in &described[0].engines {
+            if ENGINES.contains(&engine.name.as_str()) {
+                tell(output, &format!("{} {}: {}", engine.name, engine.version, engine.login_detail));
+            }
         }
-        Ok(Self { stack, workspace, directory, model })
+        let [first, other] = described.map(|runner| runner.runner_id);
+        tell(
+            output,
+            &format!(
+                "control plane {url}, runners {} ({first}) and {} ({other})",
+                stack.runner.url(),
+                second.url()
+            ),
+        );
+        tell(output, &format!("grpcurl -plaintext {} list", stack.control_plane.grpc()));
+        let [at_first, at_second] = workspaces;
+        let places = [(first, at_first), (other, at_second)];
+        Ok(Self { stack, second, places, directory, model })
+    }
+
+    /// A workspace as the control plane takes it.
+    pub(super) fn workspace(&self, place: Place) -> String {
+        let (runner, path) = &self.places[place as usize];
+        format!("{runner}:{}", path.display())
+    }
+
+    /// The directory of a workspace.
+    pub(super) fn directory_of(&self, place: Place) -> &Path {
+        &self.places[place as usize].1
+    }
+
+    /// What the model was told in the first request of a turn. None of a real model.
+    pub(super) fn told(&self, act: &Act, earlier: &[Earlier]) -> Option<Told> {
+        let model = self.model.as_ref()?;
+        let prompt = if act.agent == REVIEWER { REVIEWER_PROMPT } else { BUILDER_PROMPT };
+        let requests = model.models().requests_for(act.says);
+        let first = requests.iter().find(|record| record.turn_text().trim() == act.says)?;
+        Some(Told::read(&first.conversation(), earlier, prompt))
+    }
+
+    /// Stops both runners, then the control plane. Whether all went in good order. Cancellation safe.
+    pub(super) async fn stop(&mut self) -> bool {
+        let second = self.second.stop().await;
+        self.stack.stop().await && second
     }
 
     /// The demo's directory.
@@ -124,8 +201,10 @@ impl Stage {
 
     /// Ends all at once.
     pub(super) async fn end_at_once(self) -> Result<(), Failure> {
-        let Self { stack, directory, model, .. } = self;
+        let Self { stack, second, directory, model, .. } = self;
+        let ended = second.end_at_once().await;
         stack.end_at_once().await?;
+        ended?;
         clear(directory, model).await;
         Ok(())
     }
@@ -150,18 +229,43 @@ fn io(what: &str, error: &std::io::Error) -> Failure {
     Failure::new(Exit::Failed, format!("{what}: {error}"))
 }
 
-async fn make_workspace(workspace: &Path, model: &str) -> Result<(), Failure> {
+/// Whether Codex can work in its own sandbox. Where it cannot, the scripted model may do without; a real one may not.
+async fn codex_sandbox_runs(executables: &[(&str, PathBuf)], live: bool) -> Result<bool, Failure> {
+    let mut asked = Config::default();
+    for (engine, executable) in executables {
+        let settings = EngineSettings { executable: executable.clone(), ..EngineSettings::default() };
+        asked.engines.insert((*engine).to_owned(), settings);
+    }
+    let found = tokio::task::spawn_blocking(move || roundhouse_engine_runner::engine_facts(&asked)).await;
+    let found = found.map_err(|error| Failure::new(Exit::Failed, error.to_string()))?;
+    let sandbox = found.into_iter().find(|engine| engine.name == CODEX).and_then(|engine| engine.sandbox);
+    match sandbox {
+        Some(Err(why)) if live => {
+            Err(Failure::new(Exit::Policy, format!("the sandbox of Codex does not run here: {why}"))
+                .next("`roundhouse doctor` says how to raise the isolation"))
+        }
+        sandbox => Ok(!matches!(sandbox, Some(Err(_)))),
+    }
+}
+
+async fn make_workspace(workspace: &Path, models: [&str; 2], bypass: bool) -> Result<(), Failure> {
     let agents = workspace.join(".agents");
     std::fs::create_dir_all(&agents).map_err(|error| io("the workspace", &error))?;
-    let agent = format!(
-        "---\nname: {AGENT}\ndescription: Builds small things for the demo\nengine: {ENGINE}\nmodel: {model}\n\
-         options:\n  permissions: accept-edits\n---\n{AGENT_PROMPT}\n"
-    );
-    std::fs::write(agents.join(format!("{AGENT}.md")), agent)
-        .map_err(|error| io("the agent file", &error))?;
+    let reviewer = if bypass { "bypass" } else { "accept-edits" };
+    for (name, engine, model, permissions, prompt) in [
+        (BUILDER, CLAUDE_CODE, models[0], "accept-edits", BUILDER_PROMPT),
+        (REVIEWER, CODEX, models[1], reviewer, REVIEWER_PROMPT),
+    ] {
+        let agent = format!(
+            "---\nname: {name}\ndescription: The {name} of the demo\nengine: {engine}\nmodel: {model}\n\
+             options:\n  permissions: {permissions}\n---\n{prompt}\n"
+        );
+        std::fs::write(agents.join(format!("{name}.md")), agent)
+            .map_err(|error| io("the agent file", &error))?;
+    }
     git(workspace, &["init", "--quiet", "--initial-branch=main"]).await?;
     git(workspace, &["add", "."]).await?;
-    git(workspace, &["commit", "--quiet", "--message=Add an agent"]).await
+    git(workspace, &["commit", "--quiet", "--message=Add two agents"]).await
 }
 
 /// git without the person's own configuration.
@@ -189,39 +293,50 @@ async fn scripted_model(workspace: &Path) -> Result<ModelServer, Failure> {
         Failure::new(Exit::Failed, format!("the scripted model does not start: {error}"))
     };
     let server = ModelServer::start(Options::default()).await.map_err(failed)?;
-    for (asked, script) in play::scripts(workspace) {
+    for (asked, script) in acts::scripts(workspace) {
         server.models().rule(Matcher::Contains(asked.to_owned()), Script::parse(&script).map_err(failed)?);
     }
     Ok(server)
 }
 
+/// The configuration of a runner, and of the control plane beside the first.
 fn config(
     place: &Path,
+    name: &str,
     workspace: &Path,
-    executable: &Path,
+    executables: &[(&str, PathBuf)],
     model: Option<&ModelServer>,
     person: &Config,
 ) -> Config {
     let mut config = Config::default();
     config.control_plane.state_dir = place.join("control-plane");
-    config.runner.state_dir = place.join("runner");
+    config.runner.state_dir = place.join(format!("runner-{name}"));
     config.runner.roots = vec![Root { path: workspace.to_owned(), trust: false }];
-    let settings = match model {
-        Some(model) => EngineSettings {
-            variables: BTreeMap::from([
-                ("ANTHROPIC_API_KEY".to_owned(), SCRIPTED_KEY.to_owned()),
-                ("ANTHROPIC_BASE_URL".to_owned(), model.base_url()),
-            ]),
-            ..EngineSettings::default()
-        },
-        // The person's own settings, and without any the person's own login.
-        None => person.engines.get(ENGINE).cloned().unwrap_or_else(|| EngineSettings {
-            credentials: Credentials::Host,
-            ..EngineSettings::default()
-        }),
-    };
-    let settings = EngineSettings { executable: executable.to_owned(), ..settings };
-    config.engines.insert(ENGINE.to_owned(), settings);
+    for (engine, executable) in executables {
+        let settings = match model {
+            Some(model) => {
+                let names = match *engine {
+                    CODEX => [("OPENAI_API_KEY", ""), ("OPENAI_BASE_URL", "/v1")],
+                    _ => [("ANTHROPIC_API_KEY", ""), ("ANTHROPIC_BASE_URL", "")],
+                };
+                let [(key, _), (url, path)] = names;
+                EngineSettings {
+                    variables: BTreeMap::from([
+                        (key.to_owned(), SCRIPTED_KEY.to_owned()),
+                        (url.to_owned(), format!("{}{path}", model.base_url())),
+                    ]),
+                    ..EngineSettings::default()
+                }
+            }
+            // The person's own settings, and without any the person's own login.
+            None => person.engines.get(*engine).cloned().unwrap_or_else(|| EngineSettings {
+                credentials: Credentials::Host,
+                ..EngineSettings::default()
+            }),
+        };
+        let settings = EngineSettings { executable: executable.clone(), ..settings };
+        config.engines.insert((*engine).to_owned(), settings);
+    }
     config
 }
 
@@ -315,8 +430,9 @@ mod tests {
         let model = scripted_model(place.path()).await.unwrap();
         let made = config(
             place.path(),
+            "first",
             &place.path().join("workspace"),
-            Path::new("/opt/claude"),
+            &[(CLAUDE_CODE, "/opt/claude".into()), (CODEX, "/opt/codex".into())],
             Some(&model),
             &Config::default(),
         );
@@ -326,16 +442,19 @@ mod tests {
             roundhouse_config::Sources { file: Some(file), ..roundhouse_config::Sources::default() };
         let read = roundhouse_config::load(&sources).unwrap();
         assert_eq!(read, made);
-        assert_eq!(read.engines[ENGINE].variables["ANTHROPIC_BASE_URL"], model.base_url());
+        assert_eq!(read.engines[CLAUDE_CODE].variables["ANTHROPIC_BASE_URL"], model.base_url());
+        assert_eq!(read.engines[CODEX].variables["OPENAI_BASE_URL"], format!("{}/v1", model.base_url()));
     }
 
     #[tokio::test]
     async fn the_workspace_is_a_worktree_with_a_commit() {
         let place = tempfile::tempdir().unwrap();
         let workspace = place.path().join("workspace");
-        make_workspace(&workspace, "haiku").await.unwrap();
+        make_workspace(&workspace, ["haiku", "gpt"], false).await.unwrap();
         git(&workspace, &["rev-parse", "--verify", "--quiet", "HEAD"]).await.unwrap();
         let agent = std::fs::read_to_string(workspace.join(".agents/builder.md")).unwrap();
         assert!(agent.contains("model: haiku\n"), "{agent}");
+        let reviewer = std::fs::read_to_string(workspace.join(".agents/reviewer.md")).unwrap();
+        assert!(reviewer.contains("model: gpt\n") && reviewer.contains("permissions: accept-edits\n"));
     }
 }
