@@ -9,15 +9,15 @@ use tokio::process::Command;
 
 /// What a command did.
 #[derive(Debug)]
-struct Done {
-    code: Option<i32>,
-    stdout: String,
-    stderr: String,
+pub(crate) struct Done {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
 }
 
 impl Done {
     /// The data, which has to be one JSON value.
-    fn json(&self) -> anyhow::Result<Value> {
+    pub(crate) fn json(&self) -> anyhow::Result<Value> {
         serde_json::from_str(&self.stdout).with_context(|| format!("this should be JSON: {self:?}"))
     }
 }
@@ -47,7 +47,7 @@ async fn run(home: &Path, args: &[&str]) -> anyhow::Result<Done> {
 }
 
 /// Runs `roundhouse --json` against a stack.
-async fn ask(stack: &Stack, args: &[&str]) -> anyhow::Result<Done> {
+pub(crate) async fn ask(stack: &Stack, args: &[&str]) -> anyhow::Result<Done> {
     let url = stack.control_plane.url();
     let mut all = vec!["--server", &url, "--json"];
     all.extend_from_slice(args);

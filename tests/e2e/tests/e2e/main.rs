@@ -28,6 +28,8 @@ mod queue;
 mod readme;
 mod requests;
 mod retry;
+mod sharing;
+mod sharing_commands;
 mod smoke;
 
 use anyhow::{Context as _, ensure};

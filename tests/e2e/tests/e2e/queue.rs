@@ -17,9 +17,9 @@ fn answer(n: usize) -> String {
 
 /// Sends six messages, the first of which is held at the model until all wait, to these agents in turn. Every request
 /// must hold every earlier question and answer once, in order.
-async fn each_request_holds_what_came_before(agents: &[&str]) -> anyhow::Result<()> {
-    let known: Vec<Agent> = agents.iter().map(|name| Agent::new(name)).collect();
-    let stack = Stack::start_with(StackOptions::default().agents(&known)).await?;
+async fn each_request_holds_what_came_before(known: &[Agent]) -> anyhow::Result<()> {
+    let agents: Vec<&str> = known.iter().map(|agent| agent.name.as_str()).collect();
+    let stack = Stack::start_with(StackOptions::default().agents(known)).await?;
     let conversation = stack.conversation_with(agents[0]).await?;
     let follower = stack.control.follow(&conversation);
     for n in 0..6 {
@@ -89,12 +89,22 @@ async fn each_request_holds_what_came_before(agents: &[&str]) -> anyhow::Result<
 
 #[tokio::test]
 async fn five_waiting_messages_each_know_all_that_came_before() -> anyhow::Result<()> {
-    each_request_holds_what_came_before(&["builder"]).await
+    each_request_holds_what_came_before(&[Agent::new("builder")]).await
 }
 
 #[tokio::test]
 async fn s12_messages_to_alternating_agents_each_know_all_that_came_before() -> anyhow::Result<()> {
-    each_request_holds_what_came_before(&["builder", "critic"]).await
+    each_request_holds_what_came_before(&[Agent::new("builder"), Agent::new("critic")]).await
+}
+
+#[tokio::test]
+async fn s12_messages_to_alternating_engines_each_know_all_that_came_before() -> anyhow::Result<()> {
+    each_request_holds_what_came_before(&[Agent::new("builder"), Agent::codex("critic")]).await
+}
+
+#[tokio::test]
+async fn s12_messages_to_alternating_engines_that_begin_with_codex() -> anyhow::Result<()> {
+    each_request_holds_what_came_before(&[Agent::codex("critic"), Agent::new("builder")]).await
 }
 
 #[tokio::test]
