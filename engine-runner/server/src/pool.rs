@@ -248,7 +248,7 @@ pub(crate) async fn close(context: &Context, mut engine: Box<Engine>) {
 }
 
 /// Output of an engine that works for no turn.
-fn read(engine: &mut Engine, frame: &roundhouse_process::Frame) {
+pub(crate) fn read(engine: &mut Engine, frame: &roundhouse_process::Frame) {
     engine.note_frame(frame);
     let Some(frame) = engine_frame(frame) else { return };
     for output in engine.translator.feed(frame) {

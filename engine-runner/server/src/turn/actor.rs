@@ -1,7 +1,7 @@
 //! The turn's task: its state, its inputs, its journal.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap, VecDeque},
     future::pending,
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
@@ -219,6 +219,8 @@ pub(super) struct Turn {
     pub(super) owed: Vec<Owed>,
     /// Operations that the spool of the current process has an intent of.
     pub(super) intents: BTreeSet<String>,
+    /// Frames of the batch at hand that were not looked at yet.
+    pub(super) unread: VecDeque<roundhouse_process::Frame>,
     /// The session's record is being written: who writes it next waits for that.
     pub(super) remembering: Option<tokio::task::JoinHandle<()>>,
     /// The engine's end was seen by its keeper.
@@ -307,6 +309,7 @@ pub(super) fn build(context: &Arc<Context>, start: Start) -> Option<(Turn, Handl
         later: false,
         owed: Vec::new(),
         intents: BTreeSet::new(),
+        unread: VecDeque::new(),
         remembering: None,
         exit_seen: false,
         spawn_failed: None,

@@ -33,7 +33,6 @@ impl Turn {
     /// Whether the end of the current process leaves a doubt that its engine can settle.
     pub(super) fn can_settle_doubt(&self) -> bool {
         !self.exit_seen
-            && !self.state.doubt
             && self.message_may_be_taken()
             && self.engine.as_ref().is_some_and(|engine| engine.adapter.can_prove_untaken())
     }

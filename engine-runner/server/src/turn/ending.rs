@@ -228,6 +228,12 @@ impl Turn {
             return;
         }
         self.stage = Stage::Ending;
+        // What came in one batch with the end is of no turn, and the engine may wait for an answer to it.
+        if let Some(engine) = &mut self.engine {
+            for frame in self.unread.drain(..) {
+                pool::read(engine, &frame);
+            }
+        }
         self.timers = Timers::default();
         self.home = None;
         let cancelled = self.state.stop.is_some() && self.turn_end.is_some();

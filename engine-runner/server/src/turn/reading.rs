@@ -45,8 +45,9 @@ const AFTER_DEATH: u32 = 1_000_000;
 impl Turn {
     pub(super) async fn on_frames(&mut self, frames: Vec<process::Frame>) -> Result<(), Error> {
         crate::kill_point!("runner::frames");
-        for frame in &frames {
-            self.on_frame(frame).await?;
+        self.unread = frames.into();
+        while let Some(frame) = self.unread.pop_front() {
+            self.on_frame(&frame).await?;
         }
         Ok(())
     }
@@ -281,11 +282,13 @@ impl Turn {
         }
         let current =
             self.state.session.as_ref().is_some_and(|session| session.session_id == send.session_id);
+        // That it was opened is known already; the frames that say so are read again.
+        let reread = self.replaying && self.stage == Stage::Opening && self.state.opened.is_some();
         let refusal = if !current {
             Some(format!("session {} is not the turn's", send.session_id))
         } else if self.stopping.is_some() || self.state.stop.is_some() {
             Some(format!("turn {} is being stopped", self.id))
-        } else if self.stage != Stage::Open || self.turn_end.is_some() {
+        } else if !(self.stage == Stage::Open || reread) || self.turn_end.is_some() {
             Some(format!("the session of turn {} is not open", self.id))
         } else if self.state.has_messages() {
             Some(format!("turn {} has its message already", self.id))

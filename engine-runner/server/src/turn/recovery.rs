@@ -372,7 +372,9 @@ impl Turn {
     fn replay(&mut self, engine: Box<Engine>, until: u64) {
         let after = engine.last_frame;
         self.engine = Some(engine);
-        self.stage = if self.state.opened.is_some() { Stage::Open } else { Stage::Opening };
+        // A process that was started for the turn proves its opening by itself, whatever another one proved before.
+        let fresh = self.state.process.as_ref().is_some_and(|process| process.translator.opening.is_some());
+        self.stage = if self.state.opened.is_some() && !fresh { Stage::Open } else { Stage::Opening };
         if self.stage == Stage::Opening {
             self.timers.opening = Some(Instant::now() + self.context.settings.engine_start_timeout);
             self.write_opening();

@@ -7,6 +7,7 @@
     reason = "helpers of tests fail the test"
 )]
 
+mod codex;
 mod facts;
 mod opening;
 mod permissions;

@@ -23,12 +23,15 @@ pub(crate) struct Rig {
     pub(crate) service: Service,
     pub(crate) work: PathBuf,
     pub(crate) state: PathBuf,
+    engine: &'static str,
     root: TempDir,
 }
 
 /// What differs between tests.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct With {
+    /// Codex in the place of Claude Code.
+    pub(crate) codex: bool,
     /// More settings of `[runner]`.
     pub(crate) settings: Vec<(&'static str, toml::Value)>,
     /// Variables of the engine.
@@ -46,6 +49,11 @@ pub(crate) struct With {
 }
 
 impl With {
+    /// With Codex in the place of Claude Code.
+    pub(crate) fn codex() -> Self {
+        Self { codex: true, ..Self::default() }
+    }
+
     pub(crate) fn set(key: &'static str, value: impl Into<toml::Value>) -> Self {
         Self::default().and(key, value)
     }
@@ -74,7 +82,11 @@ impl Rig {
         for (name, value) in &with.variables {
             variables.insert((*name).to_owned(), value.clone().into());
         }
-        variables.insert("ANTHROPIC_API_KEY".to_owned(), "sk-test-dummy-key-of-a-test".into());
+        let (name, key, program) = match with.codex {
+            true => ("codex", "OPENAI_API_KEY", "fake-codex"),
+            false => ("claude-code", "ANTHROPIC_API_KEY", "fake-engine"),
+        };
+        variables.insert(key.to_owned(), "sk-test-dummy-key-of-a-test".into());
         variables.insert("FAKE_ENGINE_LOG".to_owned(), path.join("engine.log").display().to_string().into());
         if let Some(script) = with.script {
             let file = path.join("script");
@@ -82,7 +94,7 @@ impl Rig {
             variables.insert("FAKE_ENGINE_SCRIPT".to_owned(), file.display().to_string().into());
         }
         let mut engine = toml::Table::new();
-        let mut executable = bins::bin("fake-engine")?;
+        let mut executable = bins::bin(program)?;
         if let Some(text) = with.wrapper {
             use std::os::unix::fs::PermissionsExt as _;
             let file = path.join("wrapper");
@@ -93,7 +105,7 @@ impl Rig {
         engine.insert("executable".to_owned(), executable.display().to_string().into());
         engine.insert("variables".to_owned(), variables.into());
         let mut engines = toml::Table::new();
-        engines.insert("claude-code".to_owned(), engine.into());
+        engines.insert(name.to_owned(), engine.into());
         let mut runner = toml::Table::new();
         for (key, value) in &with.settings {
             runner.insert((*key).to_owned(), value.clone());
@@ -130,7 +142,7 @@ impl Rig {
             env,
         };
         let service = Service::start(spec, log).await?;
-        Ok(Self { service, work, state, root })
+        Ok(Self { service, work, state, engine: name, root })
     }
 
     pub(crate) async fn client(&self) -> anyhow::Result<Client> {
@@ -200,7 +212,7 @@ impl Turn {
                 turn_id: turn.to_owned(),
                 epoch,
                 workspace: rig.work.display().to_string(),
-                engine: "claude-code".to_owned(),
+                engine: rig.engine.to_owned(),
                 model: "claude-test".to_owned(),
                 agent_prompt: "You are a test.".to_owned(),
                 agent: "builder".to_owned(),

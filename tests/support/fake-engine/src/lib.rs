@@ -86,7 +86,8 @@
 //!   told of a turn that this cuts off.
 //!
 //! Not like the real one: turns of several threads run one after the other; there is no sandbox (with
-//! `FAKE_ENGINE_SANDBOX=broken` commands that want one fail as where none can be made); there are no index databases;
+//! `FAKE_ENGINE_SANDBOX=broken` commands that want one fail as where none can be made); no index database is made, but one that
+//! is there and is none has threads refused as the real one does;
 //! `$skill` is plain text; a command's output is told at its end alone; an injected text is kept and not looked at.
 //!
 //! # For tests

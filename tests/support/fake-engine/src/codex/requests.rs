@@ -30,6 +30,9 @@ impl Engine {
         }
         match method {
             "initialize" => self.initialize(id, params),
+            "thread/start" | "thread/resume" if self.index_is_broken() => {
+                self.refuse(id, -32601, "list_turns is not supported yet");
+            }
             "thread/start" => self.start(id, params),
             "thread/resume" => self.resume(id, params),
             "turn/start"
@@ -138,6 +141,12 @@ impl Engine {
         }
         self.notify("thread/goal/cleared", json!({"threadId": wanted}));
         self.core.out.flush();
+    }
+
+    /// Whether the index of all threads is there and is no database.
+    fn index_is_broken(&self) -> bool {
+        let index = std::fs::read(self.home.join("state_5.sqlite"));
+        index.is_ok_and(|bytes| !bytes.starts_with(b"SQLite format 3"))
     }
 
     /// Answers what came of opening a thread.
