@@ -19,13 +19,9 @@ use std::{
 
 use anyhow::Context as _;
 use roundhouse_models::{ModelServer, Models, Options};
-use roundhouse_proto::{
-    control::v1::{ListRunnersRequest, Runner, runner::State},
-    engine::v1::engine_runner_service_client::EngineRunnerServiceClient,
-};
+use roundhouse_proto::control::v1::{ListRunnersRequest, Runner, runner::State};
 use tempfile::TempDir;
 use tokio::sync::oneshot;
-use tonic::transport::{Channel, Endpoint};
 
 use crate::{
     Control, NORMAL, Service, Spec, StackOptions, TestLog, Workspace, bins,
@@ -264,14 +260,5 @@ impl Host {
     /// If it is not there.
     pub fn join(&self) -> anyhow::Result<()> {
         run(&["ip", "link", "set", self.name, "up"]).map(drop)
-    }
-
-    /// A client of the runner itself.
-    ///
-    /// # Errors
-    /// If its address is none.
-    pub fn client(&self) -> anyhow::Result<EngineRunnerServiceClient<Channel>> {
-        let endpoint = Endpoint::from_shared(self.runner.url()).context("the runner's address is no URL")?;
-        Ok(EngineRunnerServiceClient::new(endpoint.connect_lazy()))
     }
 }
