@@ -182,9 +182,14 @@ impl EngineRunnerService for Service {
         let stop = self.runner.context.halt.clone();
         self.runner.context.tasks.spawn(async move {
             let told = items.clone();
+            let mut following =
+                std::pin::pin!(follow(Arc::clone(&hub), request.after, request.include_partial, items));
             let result = tokio::select! {
-                result = follow(hub, request.after, request.include_partial, items) => result,
-                () = stop.cancelled() => Err(Error::Draining),
+                result = &mut following => result,
+                () = stop.cancelled() => {
+                    // A turn that has ended, of the stop perhaps, is told to its end; the server waits a moment for it.
+                    if hub.ended() { following.await } else { Err(Error::Draining) }
+                }
             };
             if let Err(error) = result {
                 let _ = told.send(Err(from_error(&error))).await;

@@ -299,6 +299,28 @@ async fn s47_a_stopping_runner_never_says_that_it_does_not_know_a_turn_that_goes
     assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Completed, "{:?}", names(&events));
 }
 
+#[cfg(feature = "failpoints")]
+#[tokio::test]
+async fn a_stopping_runner_tells_the_end_of_a_turn_that_it_has_stopped() {
+    let with = With { args: vec!["--stop-turns"], ..With::failpoint("runner::halted=3000*pause") };
+    let mut rig = Rig::with(with).await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    turn.open(&mut client).await.unwrap();
+    // More than fits into a stream that nobody reads yet.
+    turn.send(&mut client, "[[events count=3000 bytes=2000]][[stall]]").await.unwrap();
+    let follower = turn.follow(&mut client, 0, false).await.unwrap();
+    while turn.inspect(&mut client).await.unwrap().last_number < 3000 {
+        tokio::task::yield_now().await;
+    }
+    signal(rig.service.pid().unwrap(), "TERM").unwrap();
+    let unknown = Turn::new(&rig, "cnv_2", "ses_2", "trn_2", 1);
+    while unknown.inspect(&mut client).await.is_ok() {}
+    let events = follower.all().await.unwrap();
+    assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Cancelled, "{:?}", names(&events));
+    rig.service.wait_exit(BOUND).await.unwrap();
+}
+
 #[tokio::test]
 async fn the_slow_end_of_a_closed_session_keeps_nobody_waiting() {
     let rig = Rig::start().await.unwrap();
