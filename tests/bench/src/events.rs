@@ -23,7 +23,7 @@ struct Seen {
 
 /// So many turns at once, each in a conversation and a workspace of its own, each with so many events.
 pub(crate) async fn measure(bin_dir: &Path, turns: usize, events: usize) -> Result<()> {
-    let stack = Stack::start(bin_dir, &Engine::fake(bin_dir)).await?;
+    let stack = Stack::start(bin_dir, &[Engine::fake(bin_dir)]).await?;
     let mut conversations = Vec::new();
     for turn in 0..turns {
         let conversation = stack.conversation_with_workspace(&format!("w{turn}")).await?;

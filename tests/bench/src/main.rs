@@ -3,10 +3,13 @@
 #![expect(clippy::print_stdout, reason = "the report is what this program is for")]
 
 mod bare;
+mod bare_codex;
+mod codex;
 mod events;
 mod memory;
 mod stack;
 mod stats;
+mod switch;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -44,12 +47,19 @@ struct Arguments {
     /// The Claude Code executable. Unset: the pinned one under tests/engines.
     #[arg(long, env = "ROUNDHOUSE_TEST_CLAUDE")]
     claude: Option<PathBuf>,
+    /// The Codex executable, the native one. Unset: the pinned one under tests/engines.
+    #[arg(long, env = "ROUNDHOUSE_TEST_CODEX")]
+    codex: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum PartName {
-    /// A warm turn through both services, over the CLI's own warm protocol, and with one process per turn.
+    /// A warm turn of Claude Code through both services, over the CLI's own warm protocol, and with one process per turn.
     Turns,
+    /// The same for Codex: its app-server, and one exec per turn.
+    Codex,
+    /// A turn that goes to the other engine, resumed and given what it missed, against one that stays.
+    Switch,
     /// Memory of idle services and of a keeper.
     Memory,
     /// Time until both services are ready.
@@ -124,6 +134,14 @@ async fn measure(arguments: &Arguments, bounds: &mut Bounds) -> Result<()> {
         let claude = arguments.claude.clone().map_or_else(pinned_claude, Ok)?;
         turns(&bin_dir, &claude, arguments, bounds).await?;
     }
+    let codex = || arguments.codex.clone().map_or_else(codex::pinned, Ok);
+    if wanted(PartName::Codex) {
+        codex::measure(&bin_dir, &codex()?, arguments.rounds, bounds).await?;
+    }
+    if wanted(PartName::Switch) {
+        let claude = arguments.claude.clone().map_or_else(pinned_claude, Ok)?;
+        switch::measure(&bin_dir, &claude, &codex()?, arguments.rounds, bounds).await?;
+    }
     Ok(())
 }
 
@@ -132,7 +150,7 @@ async fn turns(bin_dir: &Path, claude: &Path, arguments: &Arguments, bounds: &mu
     let rounds = arguments.rounds;
     let server = ModelServer::start(Options::default()).await?;
     let url = server.base_url();
-    let stack = stack::Stack::start(bin_dir, &stack::Engine::claude(claude, &url)).await?;
+    let stack = stack::Stack::start(bin_dir, &[stack::Engine::claude(claude, &url)]).await?;
     if arguments.files > 0 {
         stack.fill_workspace(arguments.files).await?;
     }
@@ -161,12 +179,7 @@ async fn turns(bin_dir: &Path, claude: &Path, arguments: &Arguments, bounds: &mu
         ("CLI's warm protocol", &direct),
         ("one CLI process per turn", &single),
     ] {
-        println!(
-            "| {name} | {:.1} | {:.1} | {:.1} |",
-            millis(series.median()),
-            millis(series.min()),
-            millis(series.max())
-        );
+        series.print(name);
     }
     println!(
         "\nagainst the warm protocol: {:.2} times (bound 1.3)\nagainst one process per turn: {:.1} times faster (bound 4)",
@@ -179,8 +192,7 @@ async fn turns(bin_dir: &Path, claude: &Path, arguments: &Arguments, bounds: &mu
 }
 
 async fn memory_report(bin_dir: &Path, bounds: &mut Bounds) -> Result<()> {
-    let engine = stack::Engine::fake(bin_dir);
-    let stack = stack::Stack::start(bin_dir, &engine).await?;
+    let stack = stack::Stack::start(bin_dir, &[stack::Engine::fake(bin_dir)]).await?;
     let (control_plane, runner) = stack.pids()?;
     println!("\n| idle | Pss MB | bound |\n|---|---|---|");
     for (name, pid, bound) in [("control plane", control_plane, 25.0), ("runner", runner, 20.0)] {
@@ -207,7 +219,7 @@ async fn ready(bin_dir: &Path, starts: usize, bounds: &mut Bounds) -> Result<()>
     let mut control_plane = Series::default();
     let mut runner = Series::default();
     for _ in 0..starts {
-        let stack = stack::Stack::start(bin_dir, &stack::Engine::fake(bin_dir)).await?;
+        let stack = stack::Stack::start(bin_dir, &[stack::Engine::fake(bin_dir)]).await?;
         control_plane.push(stack.control_plane_ready);
         runner.push(stack.runner_ready);
         stack.stop().await?;

@@ -8,53 +8,98 @@ use anyhow::{Context as _, Result, bail};
 use roundhouse_proto::control::v1::conversation_service_client::ConversationServiceClient;
 use roundhouse_proto::control::v1::runner_service_client::RunnerServiceClient;
 use roundhouse_proto::control::v1::{
-    CreateConversationRequest, ListRunnersRequest, SendMessageRequest, StreamEventsRequest, runner,
-    stream_events_response::Item,
+    CreateConversationRequest, GetTurnRequest, ListRunnersRequest, SendMessageRequest, StreamEventsRequest,
+    runner, stream_events_response::Item,
 };
-use roundhouse_proto::engine::v1::{Outcome, event_body::Kind};
+use roundhouse_proto::engine::v1::{Origin, Outcome, event_body::Kind};
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 use tonic::transport::Channel;
 
-/// The model that every engine is asked for.
+/// The model that Claude Code is asked for.
 pub(crate) const MODEL: &str = "claude-sonnet-4-6";
 
 /// The longest that anything may take.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// How the engine `claude-code` is to be run.
+/// How an engine is to be run. It gets an agent of its name.
 #[derive(Debug)]
 pub(crate) struct Engine {
+    /// The engine's name.
+    pub(crate) name: &'static str,
+    model: &'static str,
     executable: PathBuf,
     settings: Vec<String>,
+    /// Lines of the agent file that only this engine needs.
+    options: &'static str,
 }
 
 impl Engine {
     pub(crate) fn claude(executable: &Path, model_url: &str) -> Self {
         Self {
+            name: "claude-code",
+            model: MODEL,
             executable: executable.to_owned(),
             settings: vec![
                 format!("engines.claude-code.variables.ANTHROPIC_BASE_URL={model_url}"),
                 "engines.claude-code.variables.ANTHROPIC_API_KEY=not-a-key".to_owned(),
             ],
+            options: "",
         }
     }
 
-    /// The engine that obeys a script, in the place of the real one.
+    /// The engine that obeys a script, in the place of Claude Code.
     pub(crate) fn fake(bin_dir: &Path) -> Self {
         Self {
+            name: "claude-code",
+            model: MODEL,
             executable: bin_dir.join("fake-engine"),
             settings: vec!["engines.claude-code.variables.ANTHROPIC_API_KEY=not-a-key".to_owned()],
+            options: "",
         }
     }
+
+    pub(crate) fn codex(executable: &Path, model_url: &str) -> Self {
+        Self {
+            name: "codex",
+            model: crate::bare_codex::MODEL,
+            executable: executable.to_owned(),
+            settings: vec![
+                format!("engines.codex.variables.OPENAI_BASE_URL={model_url}/v1"),
+                "engines.codex.variables.OPENAI_API_KEY=not-a-key".to_owned(),
+                // As the bare one runs. A host without user namespaces has no sandbox to offer, either.
+                "runner.allow_bypass=true".to_owned(),
+            ],
+            options: "options:\n  permissions: bypass\n",
+        }
+    }
+
+    /// The agent file's text.
+    fn agent(&self) -> String {
+        let Self { name, model, options, .. } = self;
+        format!(
+            "---\nname: {name}\ndescription: Answers for the benchmark.\nengine: {name}\nmodel: {model}\n{options}---\n\
+             Answer briefly.\n"
+        )
+    }
+}
+
+/// A turn that ended well.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) turn_id: String,
+    /// From the call of SendMessage to the terminal event at the client.
+    pub(crate) elapsed: Duration,
 }
 
 /// Both services and a client of them.
 #[derive(Debug)]
 pub(crate) struct Stack {
     directory: TempDir,
+    /// The agent of a conversation until another is named: the first engine's.
+    agent: &'static str,
     control_plane: Child,
     runner: Child,
     channel: Channel,
@@ -65,16 +110,14 @@ pub(crate) struct Stack {
 }
 
 impl Stack {
-    pub(crate) async fn start(bin_dir: &Path, engine: &Engine) -> Result<Self> {
+    pub(crate) async fn start(bin_dir: &Path, engines: &[Engine]) -> Result<Self> {
+        let agent = engines.first().context("a stack without an engine")?.name;
         let directory = tempfile::tempdir()?;
         let workspace = directory.path().join("workspace");
         std::fs::create_dir_all(workspace.join(".agents"))?;
-        std::fs::write(
-            workspace.join(".agents/bench.md"),
-            format!(
-                "---\nname: bench\ndescription: Answers for the benchmark.\nengine: claude-code\nmodel: {MODEL}\n---\nAnswer briefly.\n"
-            ),
-        )?;
+        for engine in engines {
+            std::fs::write(workspace.join(format!(".agents/{}.md", engine.name)), engine.agent())?;
+        }
         let mut start = Command::new(bin_dir.join("control-plane"));
         start
             .args(["--listen", "127.0.0.1:0", "--ready-json", "--state-dir"])
@@ -88,14 +131,18 @@ impl Stack {
             .arg(directory.path().join("runner"))
             .arg("--root")
             .arg(&workspace)
-            .args(["--set", "runner.max_warm_engines=128", "--set"])
-            .arg(format!("engines.claude-code.executable={}", engine.executable.display()));
-        for setting in &engine.settings {
-            start.args(["--set", setting]);
+            .args(["--set", "runner.max_warm_engines=128"]);
+        for engine in engines {
+            let Engine { name, executable, settings, .. } = engine;
+            start.arg("--set").arg(format!("engines.{name}.executable={}", executable.display()));
+            for setting in settings {
+                start.args(["--set", setting]);
+            }
         }
         let (runner, _, runner_ready) = spawn(start).await?;
         let channel = Channel::from_shared(server)?.connect().await?;
-        let stack = Self { directory, control_plane, runner, channel, control_plane_ready, runner_ready };
+        let stack =
+            Self { directory, agent, control_plane, runner, channel, control_plane_ready, runner_ready };
         stack.wait_for_runner().await?;
         Ok(stack)
     }
@@ -139,7 +186,8 @@ impl Stack {
         let root = self.directory.path().join("workspace");
         let workspace = root.join("many").join(name);
         std::fs::create_dir_all(workspace.join(".agents"))?;
-        std::fs::copy(root.join(".agents/bench.md"), workspace.join(".agents/bench.md"))?;
+        let agent = format!(".agents/{}.md", self.agent);
+        std::fs::copy(root.join(&agent), workspace.join(&agent))?;
         self.conversation_in(&workspace).await
     }
 
@@ -180,7 +228,7 @@ impl Stack {
             .client()
             .create_conversation(CreateConversationRequest {
                 workspace: workspace.display().to_string(),
-                agent: "bench".to_owned(),
+                agent: self.agent.to_owned(),
                 ..CreateConversationRequest::default()
             })
             .await?
@@ -188,23 +236,29 @@ impl Stack {
         Ok(answer.conversation.context("no conversation in the answer")?.conversation_id)
     }
 
-    /// One turn; the time from the call of SendMessage to the terminal event at the client.
+    /// One turn with the conversation's agent; the time from the call of SendMessage to the terminal event at the client.
     pub(crate) async fn turn(&self, conversation: &str, text: &str) -> Result<Duration> {
+        Ok(self.turn_of(conversation, "", text).await?.elapsed)
+    }
+
+    /// One turn with this engine's agent. Empty: the conversation's.
+    pub(crate) async fn turn_of(&self, conversation: &str, agent: &str, text: &str) -> Result<Ended> {
         let mut client = self.client();
         let begin = Instant::now();
         let sent = client
             .send_message(SendMessageRequest {
                 conversation_id: conversation.to_owned(),
                 text: text.to_owned(),
+                agent: agent.to_owned(),
                 ..SendMessageRequest::default()
             })
             .await?
             .into_inner();
-        let turn = sent.turn.context("no turn in the answer")?.turn_id;
+        let turn_id = sent.turn.context("no turn in the answer")?.turn_id;
         let mut stream = client
             .stream_events(StreamEventsRequest {
                 conversation_id: conversation.to_owned(),
-                turn_id: turn,
+                turn_id: turn_id.clone(),
                 ..StreamEventsRequest::default()
             })
             .await?
@@ -225,7 +279,15 @@ impl Stack {
         if outcome.outcome() != Outcome::Completed {
             bail!("the turn ended otherwise: {outcome:?}");
         }
-        Ok(elapsed)
+        Ok(Ended { turn_id, elapsed })
+    }
+
+    /// How a turn's session came to be, and whether history was given with the message.
+    pub(crate) async fn origin(&self, turn_id: &str) -> Result<(Origin, bool)> {
+        let request = GetTurnRequest { turn_id: turn_id.to_owned() };
+        let turn =
+            self.client().get_turn(request).await?.into_inner().turn.context("no turn in the answer")?;
+        Ok((turn.origin(), turn.history_given))
     }
 
     /// Ends both services and waits for them.

@@ -40,6 +40,12 @@ impl Series {
         self.quantile(1.0)
     }
 
+    /// A row of a table: median, least and most, in milliseconds.
+    pub(crate) fn print(&self, name: &str) {
+        let [median, min, max] = [self.median(), self.min(), self.max()].map(crate::millis);
+        println!("| {name} | {median:.1} | {min:.1} | {max:.1} |");
+    }
+
     /// How many times longer the median of this one is.
     pub(crate) fn ratio(&self, other: &Self) -> f64 {
         self.median().as_secs_f64() / other.median().as_secs_f64()
