@@ -89,11 +89,40 @@ async fn what_another_runner_says_at_a_runners_address_is_not_its_word() {
     world.runner.sent(&turn.turn_id).await;
     world.until(&turn, TurnStatus::Running).await;
     // Another one answers there now, and knows nothing of the turn. That is silence, not a lost turn.
-    world.runner.state().impostor = true;
+    {
+        let mut state = world.runner.state();
+        state.impostor = true;
+        let known = state.turns.remove(&turn.turn_id).unwrap();
+        state.hidden.push((turn.turn_id.clone(), known));
+    }
     world.runner.break_streams();
     world.runner.wait("calls that were refused", |s| (s.misled >= 3).then_some(())).await;
     assert_eq!(world.turn(&turn.turn_id).await.turn.unwrap().status(), TurnStatus::Running);
-    world.runner.state().impostor = false;
+    {
+        let mut state = world.runner.state();
+        state.impostor = false;
+        let hidden = std::mem::take(&mut state.hidden);
+        state.turns.extend(hidden);
+    }
     world.runner.complete(&turn.turn_id, "done");
     assert_eq!(world.finish(&turn).await.0.status(), TurnStatus::Completed);
+}
+
+#[tokio::test]
+async fn a_turn_for_a_runner_at_whose_address_another_one_answers_waits_for_it() {
+    let mut world = World::new().await;
+    let conversation = world.conversation().await;
+    let first = world.send(&conversation, "one").await;
+    world.finish(&first).await;
+    {
+        let mut state = world.runner.state();
+        state.impostor = true;
+        state.misled = 0;
+    }
+    let second = world.send_as(&conversation, "two", "", "").await;
+    world.runner.wait("calls that were refused", |s| (s.misled >= 3).then_some(())).await;
+    assert_eq!(world.turn(&second.turn_id).await.turn.unwrap().status(), TurnStatus::Dispatching);
+    assert_eq!(world.runner.opens().len(), 1, "nothing was given to the other one");
+    world.runner.state().impostor = false;
+    assert_eq!(world.finish(&second).await.0.status(), TurnStatus::Completed);
 }

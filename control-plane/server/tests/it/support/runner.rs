@@ -16,7 +16,7 @@ use roundhouse_proto::engine::v1::engine_runner_service_server::{
 };
 use roundhouse_proto::engine::v1::event_body::Kind;
 use roundhouse_proto::engine::v1::stream_events_response::Item;
-use roundhouse_proto::{ERROR_DOMAIN, PROTOCOL_VERSION};
+use roundhouse_proto::{ERROR_DOMAIN, PROTOCOL_VERSION, RUNNER_ID_HEADER};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
@@ -117,8 +117,10 @@ pub struct State {
     pub prompts: HashMap<String, String>,
     pub draining: bool,
     pub closed: Vec<String>,
-    /// It answers as if it were another one.
+    /// Another one answers at its address.
     pub impostor: bool,
+    /// Turns that the other one does not know.
+    pub hidden: Vec<(String, Turn)>,
     /// Calls that were refused for that.
     pub misled: u32,
 }
@@ -187,12 +189,16 @@ impl Runner {
                 draining: false,
                 closed: Vec::new(),
                 impostor: false,
+                hidden: Vec::new(),
                 misled: 0,
             })),
             changed: watch::Sender::new(0),
             breaks: watch::Sender::new(0),
         };
-        let service = EngineRunnerServiceServer::new(runner.clone());
+        let addressee = runner.clone();
+        let service = EngineRunnerServiceServer::with_interceptor(runner.clone(), move |request| {
+            addressee.is_meant(&request).map(|()| request)
+        });
         tokio::spawn(
             tonic::transport::Server::builder()
                 .add_service(service)
@@ -345,15 +351,19 @@ impl Runner {
         client.register_runner(request).await.map(Response::into_inner)
     }
 
-    fn heard(&self) -> Result<(), Status> {
-        let mut state = self.state();
-        if state.impostor {
-            state.misled += 1;
-            drop(state);
-            self.touch();
-            return Err(refusal(Code::FailedPrecondition, "RUNNER_CONFLICT"));
+    /// As a real one: a call that names another runner is refused.
+    fn is_meant(&self, request: &Request<()>) -> Result<(), Status> {
+        let Some(meant) = request.metadata().get(RUNNER_ID_HEADER) else { return Ok(()) };
+        if !self.state().impostor && meant.as_bytes() == self.id.as_bytes() {
+            return Ok(());
         }
-        if state.deaf { Err(Status::unavailable("cut")) } else { Ok(()) }
+        self.state().misled += 1;
+        self.touch();
+        Err(refusal(Code::FailedPrecondition, "RUNNER_CONFLICT"))
+    }
+
+    fn heard(&self) -> Result<(), Status> {
+        if self.state().deaf { Err(Status::unavailable("cut")) } else { Ok(()) }
     }
 }
 
