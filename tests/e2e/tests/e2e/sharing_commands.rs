@@ -1,8 +1,10 @@
 //! The commands about what is shared: summaries, sessions, runners.
 
 use anyhow::{Context as _, ensure};
-use roundhouse_test_support::{NORMAL, Stack};
+use roundhouse_proto::{RUNNER_ID_HEADER, engine::v1::DescribeRunnerRequest};
+use roundhouse_test_support::{NORMAL, Stack, reason_of};
 use serde_json::Value;
+use tonic::{Code, Request};
 
 use crate::command_line::ask;
 
@@ -64,5 +66,27 @@ async fn summaries_sessions_and_runners_from_the_command_line() -> anyhow::Resul
     assert_eq!((request.occurrences("They said hello."), request.occurrences("question-one")), (1, 0));
     let nobody = ask(&stack, &["runners", "drain", "no-such-host"]).await?;
     ensure!(nobody.code == Some(4), "{nobody:?}");
+    Ok(())
+}
+
+/// The control plane says with each call which runner it means; whoever says nothing means whoever answers.
+#[tokio::test]
+async fn a_runner_refuses_a_call_that_is_meant_for_another_one() -> anyhow::Result<()> {
+    let stack = Stack::start().await?;
+    let mut runner = stack.runner_client()?;
+    let ours = runner.describe_runner(DescribeRunnerRequest {}).await?.into_inner().runner_id;
+    for (meant, answered) in [(ours.as_str(), true), ("run_another", false)] {
+        let mut request = Request::new(DescribeRunnerRequest {});
+        request.metadata_mut().insert(RUNNER_ID_HEADER, meant.parse()?);
+        match runner.describe_runner(request).await {
+            Ok(_) => assert!(answered, "{meant}"),
+            Err(status) => {
+                assert!(!answered, "{status}");
+                assert_eq!(status.code(), Code::FailedPrecondition);
+                assert_eq!(reason_of(&status), "RUNNER_CONFLICT");
+                assert!(status.message().contains(&ours), "{status}");
+            }
+        }
+    }
     Ok(())
 }
