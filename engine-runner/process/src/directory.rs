@@ -307,6 +307,14 @@ impl AsFd for KeeperHandle {
     }
 }
 
+/// Whether a keeper is alive in this directory, whoever's it is: that is what its lock says, in every version.
+///
+/// # Errors
+/// [`KeeperDirError::Io`]. A missing directory holds no keeper.
+pub fn is_alive(dir: &Path) -> Result<bool, KeeperDirError> {
+    Ok(lock_state(dir)? != KeeperState::Dead)
+}
+
 fn lock_state(dir: &Path) -> Result<KeeperState, KeeperDirError> {
     let file = match File::open(dir.join(LOCK)) {
         Ok(file) => file,
@@ -320,8 +328,59 @@ fn lock_state(dir: &Path) -> Result<KeeperState, KeeperDirError> {
     }
 }
 
-fn read_meta(dir: &Path) -> Option<Meta> {
-    serde_json::from_slice(&fs::read(dir.join(META)).ok()?).ok()
+/// What a keeper's description says in every version.
+#[derive(Debug, Deserialize)]
+struct Versioned {
+    version: u64,
+}
+
+/// What it says in this version and the older ones, as far as anything is decided by it.
+#[derive(Debug, Deserialize)]
+struct Described {
+    spool_id: String,
+    owner: String,
+}
+
+/// A description as this version sees it.
+#[derive(Debug)]
+enum Seen {
+    /// There is none: the keeper died before it wrote one, or the host before it was on disk.
+    None,
+    /// It is of this version, or an older one.
+    Known { spool_id: String, owner: String },
+    /// It is of a newer version.
+    Newer,
+    /// It cannot be understood.
+    Odd,
+}
+
+fn read_meta(dir: &Path) -> Result<Seen, KeeperDirError> {
+    let bytes = match fs::read(dir.join(META)) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Seen::None),
+        // Want of descriptors, say: that is no answer.
+        Err(source) => return Err(KeeperDirError::Io { action: "read", source }),
+    };
+    if bytes.iter().all(|byte| *byte == 0) {
+        return Ok(Seen::None);
+    }
+    let newer =
+        serde_json::from_slice::<Versioned>(&bytes).is_ok_and(|meta| meta.version > META_VERSION.into());
+    if newer {
+        return Ok(Seen::Newer);
+    }
+    Ok(match serde_json::from_slice(&bytes) {
+        Ok(Described { spool_id, owner }) => Seen::Known { spool_id, owner },
+        Err(_) => Seen::Odd,
+    })
+}
+
+/// The spool's id: from the description, else the directory's name.
+fn spool_id(dir: &Path) -> String {
+    match read_meta(dir) {
+        Ok(Seen::Known { spool_id, .. }) => spool_id,
+        _ => dir.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default(),
+    }
 }
 
 /// What the directory says about its keeper. Nothing is changed and nobody is signalled.
@@ -333,11 +392,17 @@ pub fn state_of(dir: &Path, owner: &str) -> Result<KeeperState, KeeperDirError> 
     if !metadata.is_dir() || metadata.uid() != sys::euid() {
         return Ok(KeeperState::Foreign);
     }
-    match read_meta(dir) {
-        // A newer program's keeper is its own affair, too.
-        Some(meta) if meta.owner != owner || meta.version > META_VERSION => Ok(KeeperState::Foreign),
-        // Without a description the keeper died before it wrote one: it is in our directory, so it was ours.
-        _ => lock_state(dir),
+    match read_meta(dir)? {
+        // A newer program's keeper is its own affair, too, whatever else its description says.
+        Seen::Newer => Ok(KeeperState::Foreign),
+        Seen::Known { owner: theirs, .. } if theirs != owner => Ok(KeeperState::Foreign),
+        // It is in our directory, so it was ours.
+        Seen::Known { .. } | Seen::None => lock_state(dir),
+        // Nobody knows whose it is: it is left alone while it lives.
+        Seen::Odd => Ok(match lock_state(dir)? {
+            KeeperState::Dead => KeeperState::Dead,
+            KeeperState::Live | KeeperState::Foreign => KeeperState::Foreign,
+        }),
     }
 }
 
@@ -359,10 +424,7 @@ pub fn scan(parent: &Path, owner: &str) -> Result<Vec<KeeperFound>, KeeperDirErr
         }
         let dir = entry.path();
         let state = state_of(&dir, owner)?;
-        let spool_id = read_meta(&dir)
-            .map(|meta| meta.spool_id)
-            .unwrap_or_else(|| entry.file_name().to_string_lossy().into_owned());
-        found.push(KeeperFound { dir, spool_id, state });
+        found.push(KeeperFound { spool_id: spool_id(&dir), dir, state });
     }
     found.sort_by(|a, b| a.dir.cmp(&b.dir));
     Ok(found)
@@ -392,8 +454,7 @@ pub fn close_dead(dir: &Path, owner: &str, timeout: Duration) -> Result<DeadKeep
         errno => KeeperDirError::io("lock")(errno.into()),
     })?;
     File::create(dir.join(CLOSED)).map_err(KeeperDirError::io("mark"))?;
-    let name = || dir.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let spool_id = read_meta(dir).map(|meta| meta.spool_id).unwrap_or_else(name);
+    let spool_id = spool_id(dir);
     let sweep = sweep(&spool_id, timeout);
     Ok(DeadKeeper { spool_id, sweep })
 }

@@ -48,8 +48,8 @@ mod wire;
 
 pub use clock::{boot_id, boottime_ns};
 pub use directory::{
-    DeadKeeper, KeeperDirError, KeeperFound, KeeperHandle, KeeperState, SpawnError, close_dead, scan,
-    spawn_keeper, state_of,
+    DeadKeeper, KeeperDirError, KeeperFound, KeeperHandle, KeeperState, SpawnError, close_dead, is_alive,
+    scan, spawn_keeper, state_of,
 };
 pub use frame::{Cause, ExitStatus, Frame, FrameBody, SPOOL_VERSION, SignalScope, SpawnStage, StorageFault};
 pub use isolation::{IsolationLevel, IsolationReport, ProbeError, become_subreaper, probe};

@@ -9,8 +9,9 @@ use roundhouse_process::record::{
 use roundhouse_process::{
     Cause, Decoder, ExitStatus, Frame, FrameBody, FromKeeper, IsolationLevel, KeeperPlan, Notice, OpState,
     Refusal, Request, Response, SegmentHeader, SignalScope, SpawnStage, SpoolEnd, SpoolError, SpoolReader,
-    StorageFault, prune,
+    StorageFault, close_dead, is_alive, prune, scan, state_of,
 };
+use roundhouse_process::{KeeperDirError, KeeperState};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -371,4 +372,43 @@ fn a_missing_part_is_told_and_reading_goes_on_behind_it() {
     assert_eq!(SpoolReader::new(tmp.path()).read_all().unwrap(), frames[first..]);
     assert_eq!(prune(tmp.path(), 99).unwrap(), 2, "the last one stays");
     assert!(paths[1].exists());
+}
+
+#[test]
+fn a_description_of_another_version_is_never_taken_for_ours() {
+    let tmp = tempfile::tempdir().unwrap();
+    let dir = tmp.path().join("spl_1");
+    std::fs::create_dir(&dir).unwrap();
+    let (meta, lock) = (dir.join("meta.json"), dir.join("lock"));
+    let state = |text: &str| {
+        std::fs::write(&meta, text).unwrap();
+        state_of(&dir, "run_1").unwrap()
+    };
+    let ours = r#"{ "version": 1, "spool_id": "spl_1", "owner": "run_1", "more": "than we know" }"#;
+    let newer = r#"{ "version": 2, "owner": { "id": "run_1" } }"#;
+    let odd = r#"{ "version": 1, "owner": 5 }"#;
+    // Nobody holds the lock.
+    assert_eq!(state_of(&dir, "run_1").unwrap(), KeeperState::Dead);
+    assert_eq!(state(ours), KeeperState::Dead);
+    assert_eq!(state(&ours.replace("run_1", "run_2")), KeeperState::Foreign);
+    assert_eq!(state(newer), KeeperState::Foreign);
+    assert!(matches!(close_dead(&dir, "run_1", std::time::Duration::ZERO), Err(KeeperDirError::Foreign)));
+    // What a host's end left half written says nothing.
+    for nothing in ["", "\0\0\0\0", odd, "{"] {
+        assert_eq!(state(nothing), KeeperState::Dead, "{nothing:?}");
+    }
+    assert!(!is_alive(&dir).unwrap());
+    // Somebody does.
+    let held = std::fs::File::create(&lock).unwrap();
+    held.lock().unwrap();
+    assert!(is_alive(&dir).unwrap());
+    assert_eq!(state(ours), KeeperState::Live);
+    for foreign in [newer, odd, "{"] {
+        assert_eq!(state(foreign), KeeperState::Foreign, "{foreign:?}");
+    }
+    assert_eq!(scan(tmp.path(), "run_1").unwrap()[0].spool_id, "spl_1");
+    // No answer is none: want of descriptors passes, say.
+    std::fs::remove_file(&meta).unwrap();
+    std::fs::create_dir(&meta).unwrap();
+    assert!(matches!(state_of(&dir, "run_1"), Err(KeeperDirError::Io { .. })));
 }

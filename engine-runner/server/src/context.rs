@@ -14,7 +14,8 @@ use roundhouse_process::IsolationReport;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    epochs::Epochs, install::Versions, pool::Pool, slots::Slots, state_dir::StateDir, workspace::Roots,
+    epochs::Epochs, install::Versions, pool::Pool, session_record::RecordLocks, slots::Slots,
+    state_dir::StateDir, workspace::Roots,
 };
 
 /// Shared by all parts of a runner.
@@ -36,6 +37,8 @@ pub struct Context {
     pub pool: Pool,
     /// One lock per engine home.
     pub homes: Homes,
+    /// One lock per session's record.
+    pub records: RecordLocks,
     /// What the isolation probe reached.
     pub isolation: IsolationReport,
     /// This boot.

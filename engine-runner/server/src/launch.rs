@@ -215,7 +215,9 @@ pub(crate) fn plan(context: &Context, wanted: &Wanted) -> Result<Plan, Error> {
         None if !known_native => OpenMode::Start,
         None => {
             let fingerprint = known.as_ref().and_then(|record| record.fingerprint.as_ref());
-            match resumable(adapter, &home, &native, fingerprint, carry.committed) {
+            // A native session that somebody asks for by name was told to be written: it cannot be new.
+            let written = carry.committed || session.native_id.is_some();
+            match resumable(adapter, &home, &native, fingerprint, written) {
                 Resumable::Yes => OpenMode::Resume,
                 Resumable::NeverWritten => OpenMode::Start,
                 Resumable::No(reason) => return Ok(Plan::Unusable(reason)),
@@ -485,10 +487,15 @@ pub(crate) async fn start(
     let handle = tokio::task::spawn_blocking(move || {
         make_dir(&spools).map_err(Error::storage("create the spool's directory"))?;
         make_dir(&temporary_dir).map_err(Error::storage("create the temporary directory"))?;
-        // An opening may have been proved since the plan was made.
-        record.opened |=
-            SessionRecord::load(&shared.state, &record.session_id)?.is_some_and(|known| known.opened);
-        record.store(&shared.state)?;
+        let session_id = record.session_id.clone();
+        shared.records.with(&session_id, || {
+            // What was written since the plan was made stands.
+            if let Some(known) = SessionRecord::load(&shared.state, &session_id)? {
+                record.opened |= known.opened;
+                record.unusable = known.unusable;
+            }
+            record.store(&shared.state)
+        })?;
         crate::kill_point!("runner::before_spawn");
         spawn_keeper(&spool_dir, &keeper_plan, shared.keeper_executable.as_deref()).map_err(|error| {
             let reason = match &error {

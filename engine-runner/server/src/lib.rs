@@ -21,6 +21,7 @@ mod facts;
 mod failpoint;
 mod git;
 pub mod grpc;
+mod holds;
 mod hub;
 mod ids;
 mod install;

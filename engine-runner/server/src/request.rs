@@ -41,6 +41,8 @@ pub struct Open {
     pub idle_timeout: Option<Duration>,
     /// Longest duration of the turn. Unset: none.
     pub deadline: Option<Duration>,
+    /// The last number that the caller holds. 0: none.
+    pub held: u64,
 }
 
 /// Gives a message to an engine.

@@ -16,7 +16,7 @@ use crate::{
     context::Context,
     error::{Error, chain},
     ids::delivery_id,
-    journal::{Journal, Record, SessionOpen, StopCause, TurnOpen},
+    journal::{Entry, Journal, Record, SessionOpen, Source, StopCause, TurnOpen},
     launch,
     request::{Answer, Open, Send},
     session_record::SessionRecord,
@@ -237,6 +237,10 @@ impl Runner {
                     break;
                 }
                 Admitted::Known(handle) => {
+                    if request.held > handle.hub.last() {
+                        // Before the answer: what comes next must have a number that the caller does not hold.
+                        let _ = handle.ask(|answer| Command::Skip(request.held, answer)).await;
+                    }
                     let session = Box::new(session.clone());
                     if let Some(answer) = handle.ask(|answer| Command::Open(session, answer)).await {
                         return answer;
@@ -334,7 +338,18 @@ impl Runner {
             idle_millis: millis(request.idle_timeout.unwrap_or(context.settings.idle_timeout)),
             program: env!("CARGO_PKG_VERSION").to_owned(),
         };
-        let records = [Record::Open(Box::new(open)), Record::Session(Box::new(session.clone()))];
+        let mut records = vec![Record::Open(Box::new(open)), Record::Session(Box::new(session.clone()))];
+        if request.held > 0 {
+            // The caller knows the turn, and this runner has lost what it knew: nothing that was given to an engine, for
+            // that is on disk before it is given.
+            records.push(Record::Skip { to: request.held });
+            records.push(Record::Entry(Box::new(Entry {
+                number: request.held + 1,
+                at_millis: jiff::Timestamp::now().as_millisecond(),
+                source: Source::Synthetic,
+                body: turn::events_lost(),
+            })));
+        }
         let path = context.state.journal(&request.turn_id);
         let journal = Journal::create(&path, &records)?;
         crate::kill_point!("runner::turn_opened");
@@ -535,14 +550,33 @@ impl Runner {
             if epoch.is_none() {
                 return Err(Error::invalid("after", format!("the turn's last number is {last}")));
             }
-            if handle.hub.ended() {
-                return Err(Error::invalid("after", format!("the turn ended with number {last}")));
-            }
-            if self.lost_writes(turn_id)? {
+            let lost = self.lost_writes(turn_id)?;
+            if lost && !handle.hub.ended() {
                 let _ = handle.ask(|answer| Command::Skip(after, answer)).await;
+            }
+            if handle.hub.ended() && after > handle.hub.last() {
+                if lost {
+                    return self.end_again(turn_id, after).await;
+                }
+                return Err(Error::invalid("after", format!("the turn ended with number {last}")));
             }
         }
         Ok(handle.hub)
+    }
+
+    /// Tells the end of a turn once more, after the last number that somebody holds: writes were lost, and its own number
+    /// belongs to something else there.
+    async fn end_again(&self, turn_id: &str, after: u64) -> Result<Arc<crate::hub::Hub>, Error> {
+        let _one = self.admission.lock().await;
+        let handle = self.need(turn_id)?;
+        if handle.hub.last() >= after {
+            return Ok(handle.hub);
+        }
+        let path = self.context.state.journal(turn_id);
+        let ended = turn::end_again(turn_id, &path, after).await?;
+        let hub = Arc::clone(&ended.hub);
+        self.insert(ended);
+        Ok(hub)
     }
 
     /// Whether the host was started anew since the turn was opened: then writes may be lost.

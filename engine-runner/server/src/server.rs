@@ -150,6 +150,7 @@ pub async fn prepare(config: Config, keeper_executable: Option<PathBuf>) -> Resu
         slots: Slots::default(),
         pool: Pool::default(),
         homes: Homes::default(),
+        records: crate::session_record::RecordLocks::default(),
         isolation,
         boot_id: roundhouse_process::boot_id(),
         keeper_executable,

@@ -1,11 +1,16 @@
 //! What the runner knows of a session, on disk. The session outlives its processes and its turns.
 
-use std::path::PathBuf;
+use std::{
+    collections::HashMap,
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use roundhouse_engines::{Carry, Fingerprint, NativeRef, Permissions};
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    context::Context,
     error::Error,
     state_dir::{StateDir, StateError, make_dir, read_json, write_json},
 };
@@ -21,6 +26,31 @@ pub struct Launched {
     pub permissions: Permissions,
     /// SHA-256 of the agent's prompt.
     pub prompt_sha256: String,
+}
+
+/// One lock per session: its record is read, changed and written whole by one writer at a time.
+#[derive(Debug, Default)]
+pub struct RecordLocks {
+    locks: Mutex<HashMap<String, Arc<Mutex<()>>>>,
+}
+
+impl RecordLocks {
+    /// Does something while nobody else writes the session's record. Blocking; not to be nested.
+    pub(crate) fn with<T>(&self, session_id: &str, work: impl FnOnce() -> T) -> T {
+        let table = || self.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        let lock = Arc::clone(table().entry(session_id.to_owned()).or_default());
+        let done = {
+            let _one = lock.lock().unwrap_or_else(PoisonError::into_inner);
+            work()
+        };
+        drop(lock);
+        let mut table = table();
+        // Whoever waits for it has it, too.
+        if table.get(session_id).is_some_and(|lock| Arc::strong_count(lock) == 1) {
+            table.remove(session_id);
+        }
+        done
+    }
 }
 
 /// `session.json`.
@@ -86,7 +116,23 @@ impl SessionRecord {
         news
     }
 
-    /// Writes it; on disk when this returns. Blocking.
+    /// Changes a session's record; `change` answers whether it did. None known: nothing is done. On disk when this
+    /// returns. Blocking.
+    ///
+    /// # Errors
+    /// [`Error::Storage`].
+    pub(crate) fn update(
+        context: &Context,
+        session_id: &str,
+        change: impl FnOnce(&mut Self) -> bool,
+    ) -> Result<(), Error> {
+        context.records.with(session_id, || {
+            let Some(mut record) = Self::load(&context.state, session_id)? else { return Ok(()) };
+            if change(&mut record) { record.store(&context.state) } else { Ok(()) }
+        })
+    }
+
+    /// Writes it; on disk when this returns. Blocking. Others may write it, too: see [`RecordLocks::with`].
     ///
     /// # Errors
     /// [`Error::Storage`].

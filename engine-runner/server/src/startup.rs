@@ -8,7 +8,7 @@ use roundhouse_process::{KeeperFound, KeeperState, Request, Response, close_dead
 use crate::{
     context::Context,
     error::{Error, chain},
-    launch, pool,
+    holds, launch, pool,
     runner::{Runner, names},
     session_record::SessionRecord,
     turn,
@@ -26,6 +26,7 @@ const AGAIN: Duration = Duration::from_secs(5);
 /// [`Error::Storage`] when the state directory cannot be read.
 pub(crate) async fn recover(runner: &Arc<Runner>) -> Result<(), Error> {
     let context = &runner.context;
+    holds::recover(context)?;
     let mut held = HashSet::new();
     for turn_id in names(context.state.turns())? {
         if !context.state.journal(&turn_id).exists() {

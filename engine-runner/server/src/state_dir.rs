@@ -8,6 +8,7 @@
 //! sessions/<session>/spools/<spool> one keeper, one engine process
 //! turns/<turn>/journal              what happened in a turn
 //! turns/<turn>/tombstone.json       what is left of it after Acknowledge
+//! held/<turn>                       a lost turn whose keeper may live, and its workspace
 //! homes/<workspace>/<engine>/<identity>
 //! engines/<package>/<version>       installed CLIs
 //! tmp/<spool>                       temporary files of one process
@@ -150,7 +151,7 @@ impl StateDir {
                 return Err(StateError::Io { action: "lock", path: root, source });
             }
         }
-        for directory in ["epochs", "sessions", "turns", "homes", "engines", "tmp"] {
+        for directory in ["epochs", "sessions", "turns", "held", "homes", "engines", "tmp"] {
             make_dir(&root.join(directory)).map_err(failed("create"))?;
         }
         let path = root.join("runner.json");
@@ -232,6 +233,12 @@ impl StateDir {
     #[must_use]
     pub fn tombstone(&self, turn_id: &str) -> PathBuf {
         self.turn(turn_id).join("tombstone.json")
+    }
+
+    /// Directory of the workspaces that lost turns hold.
+    #[must_use]
+    pub fn held(&self) -> PathBuf {
+        self.root.join("held")
     }
 
     /// Directory of all sessions.

@@ -62,7 +62,7 @@ impl Drive {
         }
         let files = match found {
             Reached::Answer(files) => files,
-            Reached::Refused(Some(ErrorReason::WorkspaceNotFound), message) => {
+            Reached::Refused(Some(ErrorReason::WorkspaceNotFound), message, _) => {
                 return self.fail(reasons::workspace_gone(&workspace.path, &message)).await;
             }
             other => return self.not_reached(other).await,
@@ -114,7 +114,7 @@ impl Drive {
         match reached {
             Reached::Answer(_) => Ok(Flow::Again),
             Reached::Changed => Ok(Flow::Again),
-            Reached::Refused(reason, message) => self.fail(reasons::refused(reason, &message)).await,
+            Reached::Refused(reason, message, _) => self.fail(reasons::refused(reason, &message)).await,
             Reached::Away(detail) => self.fail(reasons::runner_away(&self.runner_name(), &detail)).await,
         }
     }

@@ -14,7 +14,7 @@ use roundhouse_proto::engine::v1::ErrorReason;
 use roundhouse_store::{Dispatch, Error as StoreError, Owner};
 use tokio::time::Instant;
 
-use super::effects::Opened;
+use super::effects::{self, Opened};
 use super::plan::{self, Facts, RunnerView, SessionView, Step};
 use super::{Signals, reasons};
 use crate::app::App;
@@ -24,6 +24,9 @@ use crate::runners::{CallError, Link, RunnerHandle};
 /// A runner that sends heartbeats but cannot be called is given up after so many times the time after which a silent
 /// one is.
 const UNREACHABLE_FACTOR: u32 = 10;
+
+/// Events per read.
+const EVENTS: usize = 1_000;
 
 /// Errors of the store in a row, none of which waiting cures, after which a turn is given up.
 const MAX_STORE_ERRORS: u32 = 10;
@@ -63,7 +66,7 @@ pub(super) enum Reached<T> {
     /// The runner answered.
     Answer(T),
     /// The runner refused.
-    Refused(Option<ErrorReason>, String),
+    Refused(Option<ErrorReason>, String, Option<Box<TurnError>>),
     /// The time for it has passed.
     Away(String),
     /// What is stored about the turn has changed: ask the plan again.
@@ -115,6 +118,8 @@ pub(super) struct Drive {
     pub(super) opened: Opened,
     pub(super) slot: bool,
     cancel_unknown: bool,
+    /// The message was on its way to the engine, as far as this run knows.
+    pub(super) given: bool,
     pub(super) prompt: Option<PromptUse>,
     /// From when the time for a runner that is away counts.
     pub(super) waiting_since: Option<Instant>,
@@ -140,6 +145,7 @@ impl Drive {
             opened: Opened::default(),
             slot: false,
             cancel_unknown: false,
+            given: false,
             prompt: None,
             waiting_since: None,
             unreachable_since: None,
@@ -232,6 +238,10 @@ impl Drive {
                 Err(error) => return Err(error.into()),
             }
         }
+        if matches!(self.view, RunnerView::Unknown | RunnerView::Untold) && !self.given {
+            let turn = &self.stored()?.turn;
+            self.given = !turn.accepted && turn.last_number > 0 && self.events_show_message().await?;
+        }
         let Some(dispatch) = &self.dispatch else { return Err(Interrupt::Reload) };
         let turn = &dispatch.turn;
         let session = match session_of(dispatch).map(|session| &session.state) {
@@ -246,7 +256,7 @@ impl Drive {
             agent: turn.agent.is_some(),
             session,
             accepted: turn.accepted,
-            last_number: turn.last_number,
+            given: self.given,
             runner: self.view,
             cancel_unknown: self.cancel_unknown,
         }))
@@ -260,9 +270,24 @@ impl Drive {
             agent: false,
             session: SessionView::None,
             accepted: false,
-            last_number: 0,
+            given: false,
             runner: self.view,
             cancel_unknown: false,
+        }
+    }
+
+    /// Whether the stored events show that the message of the turn's session was on its way to the engine.
+    async fn events_show_message(&self) -> StepResult<bool> {
+        let (mut shown, mut after) = (false, 0);
+        loop {
+            let page = self.app.store.list_events(&self.turn_id, after, EVENTS).await?;
+            for event in &page.items {
+                after = event.seq;
+                shown = effects::shows_message(&event.payload).unwrap_or(shown);
+            }
+            if !page.more || page.items.is_empty() {
+                return Ok(shown);
+            }
         }
     }
 
@@ -412,9 +437,9 @@ impl Drive {
                     self.heeded();
                     return Ok(Reached::Answer(answer));
                 }
-                Err(CallError::Refused { reason, message, .. }) => {
+                Err(CallError::Refused { reason, message, failure, .. }) => {
                     self.answered(&runner);
-                    return Ok(Reached::Refused(reason, message));
+                    return Ok(Reached::Refused(reason, message, failure));
                 }
                 Err(CallError::Unreachable(detail)) => {
                     if self.gone(&runner, until) {

@@ -94,6 +94,30 @@ pub(crate) fn sort(event: engine::NumberedEvent, opened: &Opened, now: Timestamp
     }
 }
 
+/// What a stored event shows of the turn's message: true, it was on its way to the engine; false, the session that it was
+/// for is lost and has nothing of it. None: nothing.
+pub(crate) fn shows_message(payload: &[u8]) -> Option<bool> {
+    use engine::phase_event::Phase;
+    match engine::EventBody::decode(payload).ok()?.kind? {
+        Kind::Session(session) => {
+            (session.state() == engine::session_event::State::Unusable).then_some(false)
+        }
+        Kind::Phase(phase) => matches!(phase.phase(), Phase::Delivered | Phase::Accepted).then_some(true),
+        // These come before the message, too.
+        Kind::Notice(_) | Kind::Evidence(_) => None,
+        Kind::Text(_)
+        | Kind::Reasoning(_)
+        | Kind::ToolCall(_)
+        | Kind::ToolResult(_)
+        | Kind::FileChange(_)
+        | Kind::PermissionRequest(_)
+        | Kind::PermissionAnswer(_)
+        | Kind::Usage(_)
+        | Kind::Quota(_)
+        | Kind::Terminal(_) => Some(true),
+    }
+}
+
 /// The item whose unfinished text the event replaces, if it is one.
 pub(crate) fn finished_item(kind: &Kind) -> Option<&str> {
     match kind {

@@ -4,7 +4,7 @@ use prost::Message as _;
 use roundhouse_domain::event::{EventSource, NewEvent};
 use roundhouse_domain::id::SessionId;
 use roundhouse_domain::message::Position;
-use roundhouse_domain::outcome::Outcome;
+use roundhouse_domain::outcome::{Outcome, TurnError};
 use roundhouse_domain::session::{Opening, Origin, PromptUse, Session, SessionState};
 use roundhouse_domain::turn::TurnState;
 use roundhouse_proto::engine::v1 as engine;
@@ -52,7 +52,10 @@ impl Drive {
                 self.view = match facts.state() {
                     State::Unknown => RunnerView::Unknown,
                     State::Opened => RunnerView::Known,
-                    State::Sent | State::Running => RunnerView::HasMessage,
+                    State::Sent | State::Running => {
+                        self.given = true;
+                        RunnerView::HasMessage
+                    }
                     State::Ended => RunnerView::Ended,
                     State::Unspecified => {
                         tracing::warn!("the runner told a state that this control plane does not know");
@@ -65,7 +68,7 @@ impl Drive {
             }
             Reached::Changed => Ok(Flow::Again),
             Reached::Away(_) => self.lose().await,
-            Reached::Refused(reason, message) => {
+            Reached::Refused(reason, message, _) => {
                 tracing::warn!(?reason, message, "the runner refuses to say what it knows of a turn");
                 let runner = self.runner()?;
                 self.refused(&runner).await
@@ -94,7 +97,7 @@ impl Drive {
             }
             Reached::Changed => Ok(Flow::Again),
             Reached::Away(_) => self.lose().await,
-            Reached::Refused(reason, message) => {
+            Reached::Refused(reason, message, _) => {
                 tracing::warn!(?reason, message, "the runner refuses a cancel");
                 let runner = self.runner()?;
                 self.refused(&runner).await
@@ -134,7 +137,7 @@ impl Drive {
             // A cancel came while the engine started: what became of it is for the runner to say.
             Reached::Changed => Ok(Flow::Again),
             Reached::Away(detail) => self.fail(reasons::runner_away(&self.runner_name(), &detail)).await,
-            Reached::Refused(reason, message) => self.open_refused(reason, &message).await,
+            Reached::Refused(reason, message, failure) => self.open_refused(reason, &message, failure).await,
         }
     }
 
@@ -177,6 +180,7 @@ impl Drive {
             }),
             agent: agent.name.clone(),
             replaces: session.replaces.as_ref().map(ToString::to_string).unwrap_or_default(),
+            last_number: dispatch.turn.last_number,
         };
         Ok((request, given))
     }
@@ -227,12 +231,12 @@ impl Drive {
                     self.answered(&runner);
                     return Ok(Reached::Answer(answer));
                 }
-                Err(CallError::Refused { reason, message, .. }) => {
+                Err(CallError::Refused { reason, message, failure, .. }) => {
                     self.answered(&runner);
                     if cancelled {
                         return Ok(Reached::Changed);
                     }
-                    return Ok(Reached::Refused(reason, message));
+                    return Ok(Reached::Refused(reason, message, failure));
                 }
                 Err(CallError::Unreachable(detail)) => {
                     if cancelled {
@@ -257,12 +261,19 @@ impl Drive {
         }
     }
 
-    async fn open_refused(&mut self, reason: Option<ErrorReason>, message: &str) -> StepResult {
+    async fn open_refused(
+        &mut self,
+        reason: Option<ErrorReason>,
+        message: &str,
+        failure: Option<Box<TurnError>>,
+    ) -> StepResult {
         let error = match reason {
             Some(ErrorReason::Draining) => reasons::draining(&self.runner_name()),
             Some(ErrorReason::StaleEpoch) => reasons::stale(&self.runner_name()),
             Some(ErrorReason::WorkspaceBusy) => reasons::busy_on_runner(message),
-            other => return self.fail(reasons::refused(other, message)).await,
+            other => {
+                return self.fail(reasons::opening_refused(other, message, failure)).await;
+            }
         };
         // These pass by themselves: the runner starts again, registers, or ends the other turn.
         if self.waited_out() {
@@ -351,6 +362,7 @@ impl Drive {
         kill_point!("after-send");
         match reached {
             Reached::Answer(_) => {
+                self.given = true;
                 self.view = RunnerView::HasMessage;
                 Ok(Flow::Again)
             }
@@ -363,6 +375,7 @@ impl Drive {
             Reached::Refused(
                 Some(ErrorReason::WrongState | ErrorReason::TurnNotFound | ErrorReason::SessionNotFound),
                 message,
+                _,
             ) => {
                 tracing::info!(message, "the runner refuses the message; it is asked what it knows");
                 self.view = RunnerView::NotAsked;
@@ -370,10 +383,10 @@ impl Drive {
                 self.pause(pause).await;
                 Ok(Flow::Again)
             }
-            Reached::Refused(Some(ErrorReason::StaleEpoch), _) => {
-                self.open_refused(Some(ErrorReason::StaleEpoch), "").await
+            Reached::Refused(Some(ErrorReason::StaleEpoch), ..) => {
+                self.open_refused(Some(ErrorReason::StaleEpoch), "", None).await
             }
-            Reached::Refused(reason, message) => self.fail(reasons::refused(reason, &message)).await,
+            Reached::Refused(reason, message, _) => self.fail(reasons::refused(reason, &message)).await,
         }
     }
 
@@ -412,6 +425,7 @@ impl Drive {
         let session = self.app.store.replace_session(command).await?;
         self.set_prompt(PromptUse::Initial);
         self.bind(session)?;
+        self.given = false;
         // The runner answered for this turn, or told its loss: there is nothing to ask about before the next opening.
         self.view = RunnerView::Known;
         Ok(Flow::Again)

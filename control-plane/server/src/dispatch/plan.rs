@@ -50,8 +50,9 @@ pub(crate) struct Facts {
     pub(crate) session: SessionView,
     /// Whether the engine has proved that it took the message.
     pub(crate) accepted: bool,
-    /// Number of the last stored event of the runner.
-    pub(crate) last_number: u64,
+    /// Whether the message was on its way to the engine, as far as events and this run tell. A runner that has taken a
+    /// message has it on disk before it gives it to the engine, so one that does not know the turn never gave it.
+    pub(crate) given: bool,
     /// What the runner says.
     pub(crate) runner: RunnerView,
     /// Whether the runner, asked to cancel the turn, answered that it does not know it.
@@ -102,7 +103,7 @@ pub(crate) fn next(facts: &Facts) -> Step {
 }
 
 fn cancelling(facts: &Facts) -> Step {
-    let took_something = facts.accepted || facts.last_number > 0;
+    let took_something = facts.accepted || facts.given;
     match (facts.session, facts.runner) {
         (SessionView::None, _) => Step::CloseCancelled,
         (_, RunnerView::Untold) if !took_something => Step::CloseCancelled,
@@ -139,9 +140,7 @@ fn working(facts: &Facts) -> Step {
         }
         (_, RunnerView::HasMessage) => Step::Attach,
         // What the runner took and has no trace of any more may have acted: it is never sent again on a guess.
-        (_, RunnerView::Untold | RunnerView::Unknown) if facts.accepted || facts.last_number > 0 => {
-            Step::CloseLost
-        }
+        (_, RunnerView::Untold | RunnerView::Unknown) if facts.accepted || facts.given => Step::CloseLost,
         // A message that was accepted cannot be without trace; if the runner says so, its events tell more.
         (_, RunnerView::Known | RunnerView::Opened) if facts.accepted => Step::Attach,
         (SessionView::Unusable, _) => arranged().unwrap_or(Step::Replace),

@@ -185,6 +185,22 @@ pub(crate) fn unusable_twice(reason: &str) -> TurnError {
     .retryable()
 }
 
+/// What a refused opening makes of the turn. The runner's own words tell more than its reason does, except about a login:
+/// that is set where people set up the runner.
+pub(crate) fn opening_refused(
+    reason: Option<ErrorReason>,
+    message: &str,
+    told: Option<Box<TurnError>>,
+) -> TurnError {
+    let known = refused(reason, message);
+    match told {
+        Some(told) if told.reason != Reason::Auth => {
+            TurnError { retryable: told.retryable || known.retryable, ..*told }
+        }
+        _ => known,
+    }
+}
+
 /// What a runner's refusal to open a session or to take a message makes of the turn: the same reason.
 pub(crate) fn refused(reason: Option<ErrorReason>, message: &str) -> TurnError {
     use ErrorReason as E;

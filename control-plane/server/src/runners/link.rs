@@ -4,9 +4,11 @@
 //! on that connection gets through, a cancel included. Connections are made when they are first used and made again
 //! after they broke; a dead connection is not a lost runner.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use roundhouse_domain::id::RunnerId;
+use roundhouse_domain::outcome::{Reason, TurnError};
 use roundhouse_proto::engine::v1 as engine;
 use roundhouse_proto::engine::v1::ErrorReason;
 use roundhouse_proto::engine::v1::engine_runner_service_client::EngineRunnerServiceClient;
@@ -46,6 +48,8 @@ pub(crate) enum CallError {
         message: String,
         /// The turn that the refusal is about, where the runner names one.
         turn_id: Option<String>,
+        /// What the refusal would be as the turn's failure, where the runner says so.
+        failure: Option<Box<TurnError>>,
     },
 }
 
@@ -210,12 +214,13 @@ pub(crate) fn classify(status: &Status) -> CallError {
     use tonic_types::StatusExt as _;
     let message = status.message().to_owned();
     let reason = reason_of(status);
-    let info = status.get_details_error_info();
-    let turn_id = info.and_then(|info| info.metadata.get("turn_id").cloned());
+    let told = status.get_details_error_info().map(|info| info.metadata).unwrap_or_default();
+    let turn_id = told.get("turn_id").cloned();
+    let failure = told_failure(&message, &told).map(Box::new);
     match (reason, status.code()) {
         // Somebody else answers at its address: that says nothing of the runner that was called.
         (Some(ErrorReason::RunnerConflict), _) => CallError::Unreachable(message),
-        (Some(reason), _) => CallError::Refused { reason: Some(reason), message, turn_id },
+        (Some(reason), _) => CallError::Refused { reason: Some(reason), message, turn_id, failure },
         (
             None,
             Code::Unavailable | Code::Cancelled | Code::DeadlineExceeded | Code::Unknown | Code::Aborted,
@@ -223,6 +228,17 @@ pub(crate) fn classify(status: &Status) -> CallError {
         // A connection that breaks in the middle of an answer shows as INTERNAL or with an error of the transport.
         (None, _) if std::error::Error::source(status).is_some() => CallError::Unreachable(message),
         (None, Code::Internal) if message.contains("h2 protocol error") => CallError::Unreachable(message),
-        (None, _) => CallError::Refused { reason: None, message, turn_id: None },
+        (None, _) => CallError::Refused { reason: None, message, turn_id: None, failure: None },
     }
+}
+
+/// The failure that a refused opening tells in its details.
+fn told_failure(message: &str, told: &HashMap<String, String>) -> Option<TurnError> {
+    let flag = |name: &str| told.get(name).is_some_and(|value| value == "true");
+    let reason = Reason::parse(told.get("failure_reason")?)?;
+    let mut error = TurnError::new(reason, message, told.get("next_action")?.as_str());
+    error.retryable = flag("retryable");
+    error.unavailable = flag("unavailable");
+    error.stderr_tail = told.get("stderr_tail").cloned().unwrap_or_default();
+    Some(error)
 }

@@ -1,6 +1,7 @@
 //! Sessions: resumed, replaced, retried.
 
 use pretty_assertions::assert_eq;
+use roundhouse_control_plane::failpoint::hook;
 use roundhouse_proto::control::v1 as control;
 use roundhouse_proto::control::v1::session::State;
 use roundhouse_proto::control::v1::session_service_client::SessionServiceClient;
@@ -11,7 +12,7 @@ use roundhouse_proto::engine::v1::{FailureReason, Origin};
 use tonic::Code;
 
 use crate::support::runner::{Opening, Reply, agent, failed, text};
-use crate::support::{World, assert_whole, failure, kinds, reason};
+use crate::support::{LIMIT, World, assert_whole, failure, kinds, reason};
 
 pub async fn sessions(world: &World, conversation: &str) -> Vec<control::Session> {
     let mut client = SessionServiceClient::connect(format!("http://{}", world.address())).await.unwrap();
@@ -127,6 +128,60 @@ async fn what_an_opening_is_refused_for_is_the_turns_reason() {
     let turn = world.send(&conversation, "x").await;
     let (turn, _) = world.finish(&turn).await;
     assert_eq!(turn.status(), TurnStatus::Completed);
+}
+
+#[tokio::test]
+async fn a_refused_opening_keeps_what_the_runner_said_of_it() {
+    let mut world = World::new().await;
+    let conversation = world.conversation().await;
+    let refusal = Opening::RefuseAs("ENGINE_START_FAILED", "OUTPUT_INVALID");
+    world.runner.state().openings.push_back(refusal);
+    let turn = world.send(&conversation, "x").await;
+    let (turn, _) = world.finish(&turn).await;
+    assert_eq!(failure(&turn), (FailureReason::OutputInvalid, true));
+    let told = turn.failure.unwrap();
+    assert_eq!(
+        (told.message.as_str(), told.next_action.as_str(), told.stderr_tail.as_str()),
+        ("what happened", "do this", "last words")
+    );
+}
+
+#[tokio::test]
+async fn s47_a_runner_that_lost_its_power_before_the_message_gets_it_once() {
+    let mut world = World::new().await;
+    let conversation = world.conversation().await;
+    world.runner.state().reply = Reply::Silent;
+    let turn = world.send(&conversation, "hello").await;
+    world.runner.sent(&turn.turn_id).await;
+    let old = world.runner.opens()[0].session_id.clone();
+    // The session proves unusable, so the turn has events, and another one is opened for it.
+    let hook = hook("control-plane::after-open");
+    world.runner.emit(
+        &turn.turn_id,
+        Kind::Session(engine::SessionEvent {
+            state: engine::session_event::State::Unusable.into(),
+            session_id: old.clone(),
+            reason: "rows are missing".into(),
+            ..Default::default()
+        }),
+    );
+    tokio::time::timeout(LIMIT, hook.reached()).await.expect("the point is passed");
+    world.crash().await;
+    drop(hook);
+    // Of all that the runner's host has nothing on disk.
+    world.runner.forget();
+    world.runner.state().reply = Reply::Echo;
+    let before = world.runner.sends().len();
+    world.restart().await;
+    let (turn, events) = world.finish(&turn).await;
+    assert_eq!(turn.status(), TurnStatus::Completed, "{turn:#?}");
+    assert_whole(&events);
+    let last = world.runner.opens().last().unwrap().clone();
+    assert_eq!(last.session_id, turn.session_id);
+    assert_eq!(last.last_number, 2, "it says what it holds");
+    let sends = world.runner.sends();
+    assert_eq!(sends.len(), before + 1, "given once");
+    assert_eq!(sends.last().unwrap().session_id, turn.session_id);
 }
 
 #[tokio::test]

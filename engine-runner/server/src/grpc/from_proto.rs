@@ -128,6 +128,7 @@ pub(super) fn open(request: proto::StartOrResumeRequest) -> Result<Open, Error> 
         permissions,
         idle_timeout: options.idle_timeout.map(|d| duration("options.idle_timeout", d)).transpose()?,
         deadline: options.deadline.map(|d| duration("options.deadline", d)).transpose()?,
+        held: request.last_number,
     })
 }
 

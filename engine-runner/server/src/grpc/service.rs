@@ -344,7 +344,8 @@ async fn follow(
     }
 }
 
-/// Sends the journal's entries after `sent` up to a number; false when nobody listens any more.
+/// Sends the journal's entries after `sent` up to a number; false when nobody listens any more, or the end was sent: it
+/// may stand there twice, for readers that hold more than the first.
 async fn replay(
     reader: &mut EntryReader,
     sent: &mut u64,
@@ -357,12 +358,13 @@ async fn replay(
             continue;
         }
         *sent = entry.number;
+        let end = matches!(&entry.body.kind, Some(proto::event_body::Kind::Terminal(_)));
         let event = proto::NumberedEvent {
             number: entry.number,
             at: Some(to_proto::timestamp(entry.at_millis)),
             body: Some(entry.body),
         };
-        if items.send(Ok(response(Item::Event(event)))).await.is_err() {
+        if items.send(Ok(response(Item::Event(event)))).await.is_err() || end {
             return Ok(false);
         }
     }

@@ -221,8 +221,6 @@ pub(super) struct Turn {
     pub(super) intents: BTreeSet<String>,
     /// Frames of the batch at hand that were not looked at yet.
     pub(super) unread: VecDeque<roundhouse_process::Frame>,
-    /// The session's record is being written: who writes it next waits for that.
-    pub(super) remembering: Option<tokio::task::JoinHandle<()>>,
     /// The engine's end was seen by its keeper.
     pub(super) exit_seen: bool,
     /// Why the keeper of the current process could not start its engine.
@@ -234,6 +232,8 @@ pub(super) struct Turn {
     pub(super) turn_end: Option<Box<TurnEnd>>,
     /// Nobody can know what became of the message: the turn ends LOST.
     pub(super) in_doubt: Option<Failure>,
+    /// Its workspace stays held after its end.
+    pub(super) holds: bool,
     pub(super) ended: Option<Box<Ended>>,
     pub(super) started: Instant,
     /// The opening was refused for this, and the turn is thrown away as if it had never been.
@@ -310,13 +310,13 @@ pub(super) fn build(context: &Arc<Context>, start: Start) -> Option<(Turn, Handl
         owed: Vec::new(),
         intents: BTreeSet::new(),
         unread: VecDeque::new(),
-        remembering: None,
         exit_seen: false,
         spawn_failed: None,
         must_stop: None,
         silence_doubted: false,
         turn_end: None,
         in_doubt: None,
+        holds: false,
         ended: None,
         started: Instant::now(),
         refused: None,
@@ -371,7 +371,9 @@ impl Turn {
                 tracing::warn!(turn = self.id, ?removed, "a refused turn's directory stays");
             }
         }
-        self.context.slots.free(&self.id);
+        if !self.holds {
+            self.context.slots.free(&self.id);
+        }
         self.commands.close();
         // Last: who was refused may open the next turn at once.
         if let Some(refused) = self.refused.take() {
@@ -462,13 +464,7 @@ impl Turn {
             Command::Skip(to, answer) => {
                 if to > self.state.last {
                     self.record(Record::Skip { to })?;
-                    self.emit(
-                        Source::Synthetic,
-                        to_proto::notice(
-                            notice_event::Kind::EventsLost,
-                            "The host lost power and with it events that had been numbered; numbering goes on.",
-                        ),
-                    )?;
+                    self.emit(Source::Synthetic, super::events_lost())?;
                 }
                 let _ = answer.send(());
                 Ok(())

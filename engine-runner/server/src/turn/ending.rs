@@ -23,6 +23,7 @@ use crate::{
     error::{Error, chain},
     git::{Changes, Worktree},
     grpc::to_proto,
+    holds::{self, Hold},
     journal::{Source, StopCause},
     launch, leftovers, pool,
     session_record::{Launched, SessionRecord},
@@ -63,7 +64,6 @@ struct Work {
     workspace: Workspace,
     before: Option<Worktree>,
     before_unknown: bool,
-    remembering: Option<tokio::task::JoinHandle<()>>,
     /// What the engine's sandbox may have left in the workspace.
     absent: Vec<String>,
 }
@@ -113,10 +113,6 @@ async fn work(mut work: Work) -> Ended {
             }
         })
     };
-    // Both read the session's record, change it and write it whole.
-    if let Some(remembering) = work.remembering.take() {
-        let _ = remembering.await;
-    }
     let mut survivors = false;
     let mut kept = None;
     if let Some(mut engine) = work.engine.take() {
@@ -197,23 +193,24 @@ async fn remember(context: &Arc<Context>, session_id: Option<String>, left: Reme
     let context = Arc::clone(context);
     let Remembered { adapter, home, native, carry, launched, spool_id } = left;
     let stored = tokio::task::spawn_blocking(move || -> Result<(), Error> {
-        let Some(mut record) = SessionRecord::load(&context.state, &session_id)? else { return Ok(()) };
-        let recorded = record.native.as_ref().and_then(|known| known.file.clone());
-        if carry.committed
-            && let Some(print) = launch::fingerprint(adapter, &home, &native, recorded.as_deref())
-        {
-            let file = Some(print.file.clone());
-            record.native = Some(NativeRef { id: native.id.clone(), file });
-            record.fingerprint = Some(print);
-        }
-        if record.native.is_none() && !native.id.is_empty() {
-            record.native = Some(native);
-        }
-        record.opened = true;
-        record.carry = carry;
-        record.launched = launched;
-        record.spool_id = Some(spool_id);
-        record.store(&context.state)
+        SessionRecord::update(&context, &session_id, |record| {
+            let recorded = record.native.as_ref().and_then(|known| known.file.clone());
+            if carry.committed
+                && let Some(print) = launch::fingerprint(adapter, &home, &native, recorded.as_deref())
+            {
+                let file = Some(print.file.clone());
+                record.native = Some(NativeRef { id: native.id.clone(), file });
+                record.fingerprint = Some(print);
+            }
+            if record.native.is_none() && !native.id.is_empty() {
+                record.native = Some(native);
+            }
+            record.opened = true;
+            record.carry = carry;
+            record.launched = launched;
+            record.spool_id = Some(spool_id);
+            true
+        })
     })
     .await;
     if let Ok(Err(error)) = stored {
@@ -252,7 +249,6 @@ impl Turn {
             workspace: self.workspace.clone(),
             before: self.before.clone(),
             before_unknown: self.before_unknown,
-            remembering: self.remembering.take(),
             absent: self.state.process.as_ref().map(|process| process.absent.clone()).unwrap_or_default(),
         };
         let results = self.results.clone();
@@ -335,7 +331,11 @@ impl Turn {
                     pool::put(&self.context, engine);
                 }
             }
-            self.context.slots.free(&self.id);
+            if self.in_doubt.is_some() {
+                self.hold_workspace().await;
+            } else {
+                self.context.slots.free(&self.id);
+            }
             let terminal = self.terminal();
             tracing::info!(turn = self.id, outcome = ?terminal.outcome(), "turn ended");
             self.emit_synced(Source::Synthetic, to_proto::body(Kind::Terminal(terminal))).await?;
@@ -344,6 +344,19 @@ impl Turn {
             self.publish_synced().await?;
         }
         Ok(())
+    }
+
+    /// An engine may be at work there still: the workspace is nobody else's until its keeper is dead.
+    async fn hold_workspace(&mut self) {
+        let Some(process) = self.state.process.clone().filter(|_| !self.holds) else { return };
+        self.holds = true;
+        let hold = Hold {
+            turn_id: self.id.clone(),
+            workspace: self.workspace.path.clone(),
+            session_id: process.session_id,
+            spool_id: process.spool_id,
+        };
+        holds::keep(&self.context, hold).await;
     }
 
     /// A warning that belongs to the end, which may be told in more than one life of the runner.

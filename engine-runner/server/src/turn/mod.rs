@@ -21,11 +21,14 @@ mod state;
 mod stopping;
 
 use std::{
+    path::Path,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
-use roundhouse_proto::engine::v1::{ProcessFact, TerminalEvent, inspect_response};
+use roundhouse_proto::engine::v1::{
+    EventBody, ProcessFact, TerminalEvent, event_body::Kind, inspect_response, notice_event,
+};
 use tokio::sync::{mpsc, oneshot};
 
 pub(crate) use self::{
@@ -35,8 +38,9 @@ pub(crate) use self::{
 };
 use crate::{
     error::Error,
+    grpc::to_proto,
     hub::Hub,
-    journal::{SessionOpen, StopCause},
+    journal::{Entry, Journal, Record, SessionOpen, Source, StopCause},
     request,
 };
 
@@ -146,6 +150,44 @@ impl Handle {
     pub fn is_closed(&self) -> bool {
         self.commands.is_closed()
     }
+}
+
+/// The notice that goes before numbers which go on after lost ones.
+pub(crate) fn events_lost() -> EventBody {
+    let text = "The host lost power and with it events that had been numbered; numbering goes on.";
+    to_proto::notice(notice_event::Kind::EventsLost, text)
+}
+
+/// Numbers the end of an ended turn again, after a number that somebody holds, with the notice before it. Both are on
+/// disk when this returns.
+///
+/// # Errors
+/// [`Error::Storage`]; [`Error::WrongState`] for a turn that has not ended.
+pub(crate) async fn end_again(turn_id: &str, path: &Path, after: u64) -> Result<Handle, Error> {
+    let (mut journal, mut records) = Journal::recover(path)?;
+    let terminal = State::fold(&records)
+        .terminal
+        .ok_or_else(|| Error::WrongState(format!("turn {turn_id} has not ended")))?;
+    let entry = |number, body| {
+        Record::Entry(Box::new(Entry {
+            number,
+            at_millis: jiff::Timestamp::now().as_millisecond(),
+            source: Source::Synthetic,
+            body,
+        }))
+    };
+    let more = [
+        Record::Skip { to: after },
+        entry(after + 1, events_lost()),
+        entry(after + 2, to_proto::body(Kind::Terminal(terminal))),
+    ];
+    for record in &more {
+        journal.append(record)?;
+    }
+    journal.sync().await?;
+    records.extend(more);
+    ended(turn_id, &State::fold(&records), path.to_owned())
+        .ok_or_else(|| Error::Internal("a journal without its first record".to_owned()))
 }
 
 /// A turn that had ended when this runner started.

@@ -23,6 +23,7 @@ use crate::{
     engine::Engine,
     error::Error,
     grpc::to_proto,
+    holds,
     journal::{OpenedHow, OpenedMark, ProcessOpen, Record, SessionOpen, Source},
     keeper::Keeper,
     launch::{self, Plan, Planned, Wanted},
@@ -98,6 +99,9 @@ async fn prepare(context: Arc<Context>, wanted: Wanted, turn_id: String, launche
         }
         // Another model, effort, mode or prompt: the old process is gone before the new one resumes.
         pool::close(&context, engine).await;
+    }
+    if let Err(error) = holds::no_process(&context, &wanted.session.session_id).await {
+        return Prepared::Failed(error);
     }
     let planning = Arc::clone(&context);
     match tokio::task::spawn_blocking(move || launch::plan(&planning, &wanted)).await {
@@ -382,14 +386,15 @@ impl Turn {
         let Some(session) = &self.state.session else { return };
         let (context, session_id, native) =
             (Arc::clone(&self.context), session.session_id.clone(), opened.native.clone());
-        self.remembering = Some(self.context.tasks.spawn_blocking(move || {
-            if let Ok(Some(mut record)) = SessionRecord::load(&context.state, &session_id)
-                && record.note_opened(native)
-                && let Err(error) = record.store(&context.state)
-            {
+        self.context.tasks.spawn_blocking(move || {
+            let stored = SessionRecord::update(&context, &session_id, |record| {
+                crate::kill_point!("runner::remember_opened");
+                record.note_opened(native)
+            });
+            if let Err(error) = stored {
                 tracing::warn!(error = crate::error::chain(&error), "a session's record was not written");
             }
-        }));
+        });
     }
 
     async fn opened(
@@ -560,15 +565,14 @@ impl Turn {
         }
         let (context, session_id, why) =
             (Arc::clone(&self.context), session.session_id.clone(), reason.clone());
-        let stored =
-            tokio::task::spawn_blocking(move || match SessionRecord::load(&context.state, &session_id)? {
-                Some(mut record) if record.unusable.is_none() => {
-                    record.unusable = Some(why);
-                    record.store(&context.state)
-                }
-                _ => Ok(()),
+        let stored = tokio::task::spawn_blocking(move || {
+            SessionRecord::update(&context, &session_id, |record| {
+                let news = record.unusable.is_none();
+                record.unusable.get_or_insert(why);
+                news
             })
-            .await;
+        })
+        .await;
         if let Ok(Err(error)) = stored {
             tracing::warn!(error = crate::error::chain(&error), "an unusable session was not recorded");
         }

@@ -37,6 +37,8 @@ enum Plan {
     End,
     /// It has no process: StartOrResume may bring one.
     Wait,
+    /// Its process is not this runner's to ask, and has no message: it ends, and the process is left alone.
+    Leave,
     /// It has a message and its session, and no process has had the message: the session is opened again.
     Reopen,
     /// Its keeper lives: it goes on.
@@ -65,6 +67,9 @@ const LOOKS: u32 = 5;
 
 /// Pause after the first try; it doubles.
 const LOOK_PAUSE: Duration = Duration::from_millis(100);
+
+/// Why nobody can ask an alien keeper.
+const ALIEN: &str = "the engine's keeper belongs to another or a newer runner, or cannot be looked at";
 
 async fn see(directory: &Path, owner: &str) -> Seen {
     let mut pause = LOOK_PAUSE;
@@ -108,7 +113,8 @@ fn plan(state: &State, keeper: Seen) -> Plan {
         // An engine may have the message: it is given to no other one.
         (Some(_), Seen::Alien) if state.has_messages() => Plan::InDoubt,
         (Some(_), Seen::Alien) if state.stop.is_some() => Plan::End,
-        (Some(_), Seen::Alien) => Plan::Wait,
+        // Nobody can open its session again while that process may live.
+        (Some(_), Seen::Alien) => Plan::Leave,
         // No process was ever started for it, or it has none.
         (Some(_), Seen::Missing) | (None, _) => {
             if state.stop.is_some() {
@@ -222,10 +228,9 @@ impl Turn {
             (Plan::Replay, Some(process)) => self.replay_dead(&process).await,
             (Plan::Reopen, _) => self.prepare(None),
             (Plan::InDoubt, _) => {
-                self.end_in_doubt(
-                    "the engine's keeper belongs to another or a newer runner, or cannot be looked at",
-                );
+                self.end_in_doubt(ALIEN);
             }
+            (Plan::Leave, _) => self.left_alone(ALIEN),
             (Plan::End, _) => {
                 self.stopping = Some(self.stopping_again());
                 self.end_without_engine();
@@ -275,6 +280,7 @@ impl Turn {
         }
         self.must_stop = Some(Failure {
             retryable: true,
+            what_to_do: "Wait until that process has ended, or end it, then retry the turn.".to_owned(),
             ..Failure::new(Reason::RunnerLost, format!("the engine cannot be taken up again: {why}"))
         });
         self.end_without_engine();
@@ -512,7 +518,7 @@ mod tests {
             (state(|s| s.process = Some(process())), Missing, Plan::Discard),
             (state(|s| s.process = Some(process())), Dead, Plan::Discard),
             (state(|s| s.process = Some(process())), Live, Plan::Attach),
-            (state(|s| s.process = Some(process())), Alien, Plan::Wait),
+            (state(|s| s.process = Some(process())), Alien, Plan::Leave),
             (state(|s| s.last = 1), Missing, Plan::Wait),
             (state(|s| s.stop = Some(StopCause::Cancel)), Missing, Plan::End),
             (

@@ -9,6 +9,8 @@
 
 mod codex;
 mod facts;
+mod keepers;
+mod lost_power;
 mod opening;
 mod permissions;
 mod recovery;

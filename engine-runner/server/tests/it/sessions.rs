@@ -248,3 +248,50 @@ async fn a_warm_process_serves_more_than_its_spool_could_hold_at_once() {
         names(&events)
     );
 }
+
+/// The session's own record.
+fn record(rig: &Rig) -> (PathBuf, serde_json::Value) {
+    let path = rig.state.join("sessions/ses_1/session.json");
+    let value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    (path, value)
+}
+
+#[cfg(feature = "failpoints")]
+#[tokio::test]
+async fn what_the_end_of_a_turn_keeps_of_its_session_is_not_overwritten_by_its_opening() {
+    // The opening's write has read the record, and does not come to writing before the turn is over.
+    let rig = Rig::with(With::failpoint("runner::remember_opened=1500*pause")).await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    turn.run(&mut client, "[[text:one]]").await.unwrap();
+    // Both writes are over when the session can be closed: its record is not written after that.
+    close(&mut client).await;
+    tokio::time::sleep(std::time::Duration::from_millis(2000)).await;
+    let (_, record) = record(&rig);
+    assert_eq!(record["carry"]["committed"], true, "{record:#}");
+    assert!(record["fingerprint"].is_object(), "{record:#}");
+}
+
+#[tokio::test]
+async fn s14_a_session_that_the_caller_knows_to_be_written_is_never_begun_anew() {
+    let rig = Rig::start().await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let first = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    let events = first.run(&mut client, "[[text:one]]").await.unwrap();
+    let native = events.iter().filter_map(kind).find_map(|kind| match kind {
+        Kind::Session(session) if session.state() as i32 == 2 => session.native_ref.clone(),
+        _ => None,
+    });
+    close(&mut client).await;
+    std::fs::remove_file(session_file(&rig)).unwrap();
+    // The runner itself knows of no row: as it does when its host lost power at the wrong moment.
+    let (path, mut record) = record(&rig);
+    record["carry"]["committed"] = false.into();
+    record.as_object_mut().unwrap().remove("fingerprint");
+    std::fs::write(&path, record.to_string()).unwrap();
+    let mut second = Turn::new(&rig, "cnv_1", "ses_1", "trn_2", 2);
+    second.request.native_ref = Some(native.unwrap());
+    let opened = second.open(&mut client).await.unwrap();
+    assert_eq!(opened.result(), Opened::Unusable);
+    assert!(opened.unusable_reason.contains("file_missing"), "{opened:?}");
+}

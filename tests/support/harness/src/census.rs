@@ -49,6 +49,7 @@ pub fn take(root: &Path) -> Vec<Process> {
     let needle = root.to_string_lossy().into_owned();
     let keepers = keeper_ids(root);
     let own = std::process::id();
+    let own_program = fs::read_link("/proc/self/exe").ok();
     let mut seen: BTreeMap<u32, Seen> = BTreeMap::new();
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     for entry in entries.flatten() {
@@ -58,6 +59,13 @@ pub fn take(root: &Path) -> Vec<Process> {
         // A process that ends while it is looked at simply is not there.
         let Some((state, parent)) = stat(pid) else { continue };
         if pid == own || state == 'Z' || state == 'X' {
+            continue;
+        }
+        // What another thread of this process has forked and not yet exec'd has all of this process's files open.
+        if parent == own
+            && own_program.is_some()
+            && fs::read_link(format!("/proc/{pid}/exe")).ok() == own_program
+        {
             continue;
         }
         let args = arguments(pid);

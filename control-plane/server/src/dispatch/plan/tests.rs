@@ -22,7 +22,7 @@ fn fresh() -> Facts {
         agent: false,
         session: SessionView::None,
         accepted: false,
-        last_number: 0,
+        given: false,
         runner: RunnerView::NotAsked,
         cancel_unknown: false,
     }
@@ -42,7 +42,7 @@ fn all() -> Vec<Facts> {
                         slot: bits & 2 != 0,
                         agent: bits & 4 != 0,
                         accepted: bits & 8 != 0,
-                        last_number: u64::from(bits & 16 != 0),
+                        given: bits & 16 != 0,
                         cancel_unknown: bits & 32 != 0,
                     });
                 }
@@ -76,10 +76,19 @@ fn s47_what_may_have_acted_is_never_opened_or_sent_again() {
             assert!(!matches!(step, Step::Open | Step::Send | Step::Replace), "{step:?} for {facts:?}");
         }
     }
-    for facts in all().into_iter().filter(|f| f.last_number > 0 && f.runner == RunnerView::Unknown) {
+    for facts in all().into_iter().filter(|f| f.given && f.runner == RunnerView::Unknown) {
         let step = next(&facts);
         assert!(facts.session == SessionView::None || !matches!(step, Step::Open | Step::Send), "{step:?}");
     }
+}
+
+#[test]
+fn s47_a_turn_that_its_runner_has_lost_before_the_message_is_opened_again() {
+    let mut facts = Facts { slot: true, agent: true, session: SessionView::Active, ..fresh() };
+    facts.runner = RunnerView::Unknown;
+    assert_eq!(next(&facts), Step::Open);
+    facts.given = true;
+    assert_eq!(next(&facts), Step::CloseLost);
 }
 
 #[test]

@@ -46,6 +46,8 @@ pub enum Opening {
     Fit,
     Unusable(&'static str),
     Refuse(&'static str),
+    /// Refused as the first says, with what it would be as the turn's failure.
+    RefuseAs(&'static str, &'static str),
     /// Not until the turn is cancelled; then it is refused.
     Hang,
     /// Never; the next call for the same turn is answered.
@@ -536,6 +538,18 @@ impl EngineRunnerService for Runner {
                 }));
             }
             Opening::Refuse(reason) => return Err(refusal(Code::FailedPrecondition, reason)),
+            Opening::RefuseAs(reason, failure) => {
+                let mut details = ErrorDetails::new();
+                let told = [
+                    ("failure_reason", failure),
+                    ("next_action", "do this"),
+                    ("retryable", "true"),
+                    ("stderr_tail", "last words"),
+                ];
+                let told = told.map(|(name, value)| (name.to_owned(), value.to_owned()));
+                details.set_error_info(reason, ERROR_DOMAIN, HashMap::from(told));
+                return Err(Status::with_error_details(Code::FailedPrecondition, "what happened", details));
+            }
             Opening::Forgotten => std::future::pending::<()>().await,
             Opening::Broken => return Err(Status::unavailable("broken on purpose")),
             Opening::Hang => {
@@ -551,6 +565,17 @@ impl EngineRunnerService for Runner {
         {
             let mut state = self.state();
             let entry = state.turns.entry(turn.clone()).or_default();
+            let held = usize::try_from(request.last_number).unwrap();
+            if entry.journal.len() < held {
+                // What was lost is never read again: numbers go on after it.
+                entry.journal.resize(held, engine::EventBody::default());
+                entry.journal.push(engine::EventBody {
+                    kind: Some(Kind::Notice(engine::NoticeEvent {
+                        kind: engine::notice_event::Kind::EventsLost.into(),
+                        message: "lost".into(),
+                    })),
+                });
+            }
             if !known {
                 let origin =
                     if result == R::Started { engine::Origin::Started } else { engine::Origin::Resumed };

@@ -1,0 +1,102 @@
+//! Keepers that a runner must leave alone: what they hold is nobody else's while they live.
+
+use std::path::PathBuf;
+
+use pretty_assertions::assert_eq;
+use roundhouse_proto::engine::v1::{FailureReason, Outcome, ProcessFact, event_body::Kind};
+use roundhouse_test_support::wait_until;
+use tokio::time::Instant;
+
+use crate::rig::{BOUND, Rig, Turn, names, reason, signal, terminal};
+
+/// A turn with or without a message, and its process; the runner is dead, and the keeper a newer program's.
+async fn left_by_a_newer(rig: &mut Rig, message: Option<&str>) -> (Turn, ProcessFact) {
+    let mut client = rig.client().await.unwrap();
+    let turn = Turn::new(rig, "cnv_1", "ses_1", "trn_1", 1);
+    turn.open(&mut client).await.unwrap();
+    if let Some(text) = message {
+        turn.send(&mut client, text).await.unwrap();
+        let mut follower = turn.follow(&mut client, 0, false).await.unwrap();
+        follower.until(|kind| matches!(kind, Kind::Text(_))).await.unwrap();
+    }
+    let process = turn.inspect(&mut client).await.unwrap().process.unwrap();
+    rig.service.kill().await.unwrap();
+    // Nothing in it but the version is as this program would write it.
+    let text = r#"{ "version": 99, "owner": { "kind": "runner" }, "spool": [1, 2] }"#;
+    std::fs::write(meta(rig, &process), text).unwrap();
+    rig.again().await.unwrap();
+    (turn, process)
+}
+
+fn meta(rig: &Rig, process: &ProcessFact) -> PathBuf {
+    rig.state.join("sessions/ses_1/spools").join(&process.spool_id).join("meta.json")
+}
+
+fn lives(rig: &Rig, process: &ProcessFact) -> bool {
+    rig.processes().iter().any(|(pid, _)| i32::try_from(*pid) == Ok(process.keeper_pid))
+}
+
+async fn end_keeper(rig: &Rig, process: &ProcessFact) {
+    signal(u32::try_from(process.keeper_pid).unwrap(), "KILL").unwrap();
+    wait_until("nothing outlives its keeper", BOUND, || rig.processes().is_empty()).await.unwrap();
+}
+
+#[tokio::test]
+async fn s46_a_newer_keeper_without_a_message_ends_its_turn_and_never_gets_company() {
+    let mut rig = Rig::start().await.unwrap();
+    let (turn, process) = left_by_a_newer(&mut rig, None).await;
+    let mut client = rig.client().await.unwrap();
+    // At once: nobody can bring this turn another process on its session.
+    let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
+    let ended = terminal(&events).unwrap();
+    let failure = ended.failure.clone().unwrap();
+    assert_eq!((ended.outcome(), failure.reason()), (Outcome::Failed, FailureReason::RunnerLost));
+    assert!(failure.retryable, "{failure:?}");
+    turn.acknowledge(&mut client).await.unwrap();
+    let next = Turn::new(&rig, "cnv_1", "ses_1", "trn_2", 2);
+    let refused = next.open(&mut client).await.unwrap_err();
+    assert_eq!(reason(&refused), "ENGINE_START_FAILED", "{refused:?}");
+    assert!(refused.message().contains(&process.spool_id), "{refused:?}");
+    assert_eq!(rig.engine_log("\"start\"").len(), 1, "two processes on one session");
+    assert!(lives(&rig, &process), "a newer runner's keeper was ended");
+    // Another session in the same workspace is nobody's business of that keeper.
+    Turn::new(&rig, "cnv_3", "ses_3", "trn_3", 1).run(&mut client, "[[text:x]]").await.unwrap();
+    end_keeper_of(&rig, &process).await;
+    next.run(&mut client, "[[text:y]]").await.unwrap();
+}
+
+async fn end_keeper_of(rig: &Rig, process: &ProcessFact) {
+    signal(u32::try_from(process.keeper_pid).unwrap(), "KILL").unwrap();
+    wait_until("the keeper is dead", BOUND, || !lives(rig, process)).await.unwrap();
+}
+
+#[tokio::test]
+async fn s47_a_lost_turn_keeps_its_workspace_while_its_keeper_lives() {
+    let mut rig = Rig::start().await.unwrap();
+    let (turn, process) = left_by_a_newer(&mut rig, Some("[[text:said]] [[stall]]")).await;
+    let mut client = rig.client().await.unwrap();
+    let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
+    assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Lost, "{:?}", names(&events));
+    let other = Turn::new(&rig, "cnv_2", "ses_2", "trn_2", 1);
+    let busy = async |rig: &Rig, when: &str| {
+        let refused = other.open(&mut rig.client().await.unwrap()).await.unwrap_err();
+        assert_eq!(reason(&refused), "WORKSPACE_BUSY", "{when}: {refused:?}");
+        assert!(refused.message().contains("trn_1"), "{when}: {refused:?}");
+    };
+    busy(&rig, "lost").await;
+    turn.acknowledge(&mut client).await.unwrap();
+    busy(&rig, "acknowledged").await;
+    rig.service.kill().await.unwrap();
+    rig.again().await.unwrap();
+    busy(&rig, "after a restart").await;
+    assert!(lives(&rig, &process), "a newer runner's keeper was ended");
+    end_keeper(&rig, &process).await;
+    let mut client = rig.client().await.unwrap();
+    let deadline = Instant::now() + BOUND;
+    while let Err(refused) = other.open(&mut client).await {
+        assert_eq!(reason(&refused), "WORKSPACE_BUSY", "{refused:?}");
+        assert!(Instant::now() < deadline, "it is never free");
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
+    assert!(std::fs::read_dir(rig.state.join("held")).unwrap().next().is_none());
+}
