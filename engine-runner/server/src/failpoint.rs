@@ -26,8 +26,17 @@ macro_rules! fault_point {
     }};
 }
 
+/// Holds the passing task, and not its thread, for as long as the point says.
+#[macro_export]
+macro_rules! hold_point {
+    ($name:literal) => {
+        #[cfg(feature = "failpoints")]
+        $crate::failpoint::hold($name).await;
+    };
+}
+
 #[cfg(feature = "failpoints")]
-pub(crate) use armed::{fails, pass};
+pub(crate) use armed::{fails, hold, pass};
 
 #[cfg(feature = "failpoints")]
 mod armed {
@@ -85,6 +94,14 @@ mod armed {
             reason = "the passing thread itself is what a test wants to hold"
         )]
         std::thread::sleep(pause);
+    }
+
+    pub(crate) async fn hold(name: &str) {
+        let pause = match ARMED.lock().unwrap_or_else(PoisonError::into_inner).get(name) {
+            Some(Action::Pause(pause)) => *pause,
+            Some(Action::End(_) | Action::Fail(_)) | None => return,
+        };
+        tokio::time::sleep(pause).await;
     }
 
     pub(crate) fn fails(name: &str) -> bool {

@@ -93,8 +93,13 @@ fn alive(spools: &Path, owner: &str) -> Result<Option<KeeperFound>, KeeperDirErr
     Ok(None)
 }
 
-/// Keeps the workspace of a turn that ends LOST until its keeper is dead, also over restarts. The turn has its slot.
-pub(crate) async fn keep(context: &Arc<Context>, hold: Hold) {
+/// Keeps the workspace of a turn that ends LOST until its keeper is dead, also over restarts. The turn has its slot. False:
+/// the keeper is dead, and there is nothing to keep.
+pub(crate) async fn keep(context: &Arc<Context>, hold: Hold) -> bool {
+    let (looking, looked) = (Arc::clone(context), hold.clone());
+    if tokio::task::spawn_blocking(move || is_over(&looking, &looked)).await.unwrap_or(false) {
+        return false;
+    }
     let (path, written) = (file(context, &hold.turn_id), hold.clone());
     let stored = tokio::task::spawn_blocking(move || write_json(&path, &written)).await;
     if !matches!(stored, Ok(Ok(()))) {
@@ -105,6 +110,7 @@ pub(crate) async fn keep(context: &Arc<Context>, hold: Hold) {
         );
     }
     watch(context, hold);
+    true
 }
 
 /// Takes up the holds of an earlier runner. What works there no more is free.

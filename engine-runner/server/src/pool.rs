@@ -269,10 +269,33 @@ pub(crate) fn read(engine: &mut Engine, frame: &roundhouse_process::Frame) {
 /// Whether the host is short of memory: little of it is available, or tasks stall on it.
 #[must_use]
 pub(crate) fn memory_is_short() -> bool {
-    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let pressure = std::fs::read_to_string("/proc/pressure/memory").unwrap_or_default();
+    let proc = memory_facts();
+    let meminfo = std::fs::read_to_string(proc.join("meminfo")).unwrap_or_default();
+    let pressure = std::fs::read_to_string(proc.join("pressure/memory")).unwrap_or_default();
     is_short(&meminfo, &pressure)
 }
+
+/// Where the host tells of its memory; a test has files of its own.
+fn memory_facts() -> PathBuf {
+    #[cfg(feature = "failpoints")]
+    if let Some(directory) = std::env::var_os(TEST_MEMORY) {
+        return directory.into();
+    }
+    PathBuf::from("/proc")
+}
+
+/// How often it is looked at.
+fn memory_round() -> Duration {
+    #[cfg(feature = "failpoints")]
+    if std::env::var_os(TEST_MEMORY).is_some() {
+        return Duration::from_millis(100);
+    }
+    Duration::from_secs(15)
+}
+
+/// The variable that names a test's own files.
+#[cfg(feature = "failpoints")]
+const TEST_MEMORY: &str = "FAILPOINT_MEMORY";
 
 fn is_short(meminfo: &str, pressure: &str) -> bool {
     let field = |name: &str| -> Option<u64> {
@@ -291,7 +314,7 @@ fn is_short(meminfo: &str, pressure: &str) -> bool {
 
 /// Ends idle engines one by one while memory is short.
 pub(crate) async fn watch_memory(context: Arc<Context>) {
-    let mut tick = tokio::time::interval(Duration::from_secs(15));
+    let mut tick = tokio::time::interval(memory_round());
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {

@@ -135,7 +135,10 @@ pub async fn prepare(config: Config, keeper_executable: Option<PathBuf>) -> Resu
         tracing::warn!(%address, "listening without protection: anybody who reaches this address can run agents");
     }
     let state = StateDir::open(&settings.state_dir)?;
-    let isolation = probe(keeper_executable.as_deref());
+    let mut isolation = probe(keeper_executable.as_deref());
+    if crate::fault_point!("runner::no_namespaces") {
+        isolation.level = IsolationLevel::Subreaper;
+    }
     if isolation.level == IsolationLevel::Subreaper
         && let Err(error) = roundhouse_process::become_subreaper()
     {

@@ -333,7 +333,8 @@ impl Turn {
             }
             if self.in_doubt.is_some() {
                 self.hold_workspace().await;
-            } else {
+            }
+            if !self.holds {
                 self.context.slots.free(&self.id);
             }
             let terminal = self.terminal();
@@ -349,14 +350,13 @@ impl Turn {
     /// An engine may be at work there still: the workspace is nobody else's until its keeper is dead.
     async fn hold_workspace(&mut self) {
         let Some(process) = self.state.process.clone().filter(|_| !self.holds) else { return };
-        self.holds = true;
         let hold = Hold {
             turn_id: self.id.clone(),
             workspace: self.workspace.path.clone(),
             session_id: process.session_id,
             spool_id: process.spool_id,
         };
-        holds::keep(&self.context, hold).await;
+        self.holds = holds::keep(&self.context, hold).await;
     }
 
     /// A warning that belongs to the end, which may be told in more than one life of the runner.

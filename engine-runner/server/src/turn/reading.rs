@@ -45,6 +45,7 @@ const AFTER_DEATH: u32 = 1_000_000;
 impl Turn {
     pub(super) async fn on_frames(&mut self, frames: Vec<process::Frame>) -> Result<(), Error> {
         crate::kill_point!("runner::frames");
+        crate::hold_point!("runner::frames_held");
         self.unread = frames.into();
         while let Some(frame) = self.unread.pop_front() {
             self.on_frame(&frame).await?;

@@ -1,6 +1,11 @@
 //! A real runner with fake-engine, driven over its own contract.
 
-use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+use std::{
+    collections::BTreeMap,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::{Context as _, bail};
 use roundhouse_proto::engine::v1::{
@@ -27,6 +32,9 @@ pub(crate) struct Rig {
     root: TempDir,
 }
 
+/// Names and values.
+pub(crate) type Variables = Vec<(&'static str, String)>;
+
 /// What differs between tests.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct With {
@@ -46,6 +54,11 @@ pub(crate) struct With {
     pub(crate) trust: bool,
     /// Arguments of the runner.
     pub(crate) args: Vec<&'static str>,
+    /// Runs the runner as this user and group, where the test itself is root. Its programs are copied to where that user
+    /// may go.
+    pub(crate) user: Option<u32>,
+    /// Makes files in the test's directory before the start, and answers variables of the runner.
+    pub(crate) prepare: Option<fn(&Path) -> Variables>,
 }
 
 impl With {
@@ -94,7 +107,17 @@ impl Rig {
             variables.insert("FAKE_ENGINE_SCRIPT".to_owned(), file.display().to_string().into());
         }
         let mut engine = toml::Table::new();
+        let mut runner_program = PathBuf::from(env!("CARGO_BIN_EXE_engine-runner"));
         let mut executable = bins::bin(program)?;
+        let is_root = std::fs::metadata("/proc/self")?.uid() == 0;
+        let user = with.user.filter(|_| is_root);
+        if user.is_some() {
+            for (binary, name) in [(&mut runner_program, "engine-runner"), (&mut executable, program)] {
+                let copy = path.join(name);
+                std::fs::copy(&*binary, &copy)?;
+                *binary = copy;
+            }
+        }
         if let Some(text) = with.wrapper {
             use std::os::unix::fs::PermissionsExt as _;
             let file = path.join("wrapper");
@@ -131,16 +154,23 @@ impl Rig {
             ("PATH".to_owned(), std::env::var("PATH").unwrap_or_default()),
             ("HOME".to_owned(), text(&path)),
         ]);
+        if let Some(prepare) = with.prepare {
+            env.extend(prepare(&path).into_iter().map(|(name, value)| (name.to_owned(), value)));
+        }
         if let Some(points) = with.failpoints {
             env.insert("FAILPOINTS".to_owned(), points.to_owned());
         }
         let log = TestLog::create(&path.join("runner.log"))?;
-        let spec = Spec {
-            name: "engine-runner".to_owned(),
-            program: PathBuf::from(env!("CARGO_BIN_EXE_engine-runner")),
-            args,
-            env,
-        };
+        let mut spec = Spec { name: "engine-runner".to_owned(), program: runner_program, args, env };
+        if let Some(user) = user {
+            let id = user.to_string();
+            let mut args =
+                vec![format!("--reuid={id}"), format!("--regid={id}"), "--clear-groups".to_owned()];
+            args.push(text(&spec.program));
+            spec.args.splice(0..0, args);
+            spec.program = PathBuf::from("setpriv");
+            give(&path, user)?;
+        }
         let service = Service::start(spec, log).await?;
         Ok(Self { service, work, state, engine: name, root })
     }
@@ -187,6 +217,17 @@ impl Drop for Rig {
             let _ = signal(pid, "KILL");
         }
     }
+}
+
+/// Gives a directory and all in it to a user.
+fn give(path: &Path, user: u32) -> anyhow::Result<()> {
+    std::os::unix::fs::lchown(path, Some(user), Some(user))?;
+    if path.is_dir() {
+        for entry in std::fs::read_dir(path)? {
+            give(&entry?.path(), user)?;
+        }
+    }
+    Ok(())
 }
 
 /// Sends a signal to one process.

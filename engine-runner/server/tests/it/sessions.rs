@@ -295,3 +295,137 @@ async fn s14_a_session_that_the_caller_knows_to_be_written_is_never_begun_anew()
     assert_eq!(opened.result(), Opened::Unusable);
     assert!(opened.unusable_reason.contains("file_missing"), "{opened:?}");
 }
+
+#[tokio::test]
+async fn s15_a_file_that_the_runner_may_not_read_is_told_as_such_and_replaced_in_the_same_turn() {
+    use std::os::unix::fs::PermissionsExt as _;
+    // Root may read everything, so this runner is nobody.
+    let rig = Rig::with(With { user: Some(65_534), ..With::default() }).await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let first = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    first.open(&mut client).await.unwrap();
+    ask(&mut client, &first, "[[text:one]]").await;
+    close(&mut client).await;
+    let file = session_file(&rig);
+    let before = std::fs::read(&file).unwrap();
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o000)).unwrap();
+    let mut second = Turn::new(&rig, "cnv_1", "ses_1", "trn_2", 2);
+    let opened = second.open(&mut client).await.unwrap();
+    assert_eq!(opened.result(), Opened::Unusable, "never resumed as if nothing were wrong");
+    assert!(opened.unusable_reason.contains("file_unreadable"), "{opened:?}");
+    assert!(opened.unusable_reason.contains("Permission denied"), "{opened:?}");
+    second.request.session_id = "ses_2".into();
+    second.request.replaces = "ses_1".into();
+    second.request.context = "what was said before".into();
+    assert_eq!(second.open(&mut client).await.unwrap().result(), Opened::Started);
+    second.send(&mut client, "[[recall]]").await.unwrap();
+    let events = second.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
+    assert_eq!(names(&events)[0], "session STATE_UNUSABLE");
+    assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Completed);
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
+    assert_eq!(std::fs::read(&file).unwrap(), before, "the old file is as it was");
+}
+
+/// Reads its first line alone where a file says so, and lives on.
+const DEAF_ONCE: &str = r#"#!/bin/sh
+case "$*" in
+    *--print*) [ -e "${0%/*}/deaf" ] || exec {engine} "$@" ;;
+    *) exec {engine} "$@" ;;
+esac
+exec 3<&0 0</dev/null
+{ head -n 1 <&3; exec 3<&-; exec sleep 600; } | {engine} "$@" 3<&- &
+exec 3<&-
+wait $!
+"#;
+
+/// A turn whose session is lost after its message was sent and before the engine took it.
+async fn lost_before_it_was_taken(with: With) -> (Rig, Turn) {
+    let rig = Rig::with(With { wrapper: Some(DEAF_ONCE), ..with }).await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let first = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    first.open(&mut client).await.unwrap();
+    ask(&mut client, &first, "[[text:one]]").await;
+    close(&mut client).await;
+    std::fs::write(rig.path("deaf"), "").unwrap();
+    let second = Turn::new(&rig, "cnv_1", "ses_1", "trn_2", 2);
+    assert_eq!(second.open(&mut client).await.unwrap().result(), Opened::Resumed);
+    std::fs::remove_file(session_file(&rig)).unwrap();
+    std::fs::remove_file(rig.path("deaf")).unwrap();
+    second.send(&mut client, "[[append path=ran.txt:x]] [[text:taken]]").await.unwrap();
+    (rig, second)
+}
+
+#[tokio::test]
+async fn a_session_that_is_lost_after_send_and_before_it_was_taken_waits_for_another_one() {
+    let (rig, mut turn) = lost_before_it_was_taken(With::default()).await;
+    let mut client = rig.client().await.unwrap();
+    let mut follower = turn.follow(&mut client, 0, false).await.unwrap();
+    let unusable = |kind: &Kind| matches!(kind, Kind::Session(session) if session.state() as i32 == 3);
+    let seen = follower.until(unusable).await.unwrap();
+    assert!(!names(&seen).iter().any(|name| name.contains("ACCEPTED")), "{:?}", names(&seen));
+    turn.request.session_id = "ses_2".into();
+    turn.request.replaces = "ses_1".into();
+    turn.request.context = "what was said before".into();
+    assert_eq!(turn.open(&mut client).await.unwrap().result(), Opened::Started);
+    turn.send(&mut client, "[[append path=ran.txt:x]] [[text:taken]]").await.unwrap();
+    let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
+    let ended = terminal(&events).unwrap();
+    assert_eq!((ended.outcome(), ended.result.as_str()), (Outcome::Completed, "taken"));
+    let order = names(&events);
+    assert_eq!(order.iter().filter(|name| name.contains("ACCEPTED")).count(), 1, "{order:?}");
+    assert_eq!(std::fs::read_to_string(rig.work.join("ran.txt")).unwrap(), "x\n");
+}
+
+#[tokio::test]
+async fn a_session_that_is_lost_after_send_and_that_nobody_replaces_fails_its_turn() {
+    let (rig, turn) = lost_before_it_was_taken(With::set("unusable_wait", "300ms")).await;
+    let mut client = rig.client().await.unwrap();
+    let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
+    let ended = terminal(&events).unwrap();
+    let failure = ended.failure.clone().unwrap();
+    assert_eq!((ended.outcome(), failure.reason()), (Outcome::Failed, FailureReason::SessionUnusable));
+    assert!(!rig.work.join("ran.txt").exists(), "nothing was given to an engine");
+}
+
+#[cfg(feature = "failpoints")]
+#[tokio::test]
+async fn idle_engines_make_room_when_memory_is_short_and_their_sessions_go_on() {
+    const PLENTY: &str = "MemTotal: 1000 kB\nMemAvailable: 500 kB\n";
+    const LITTLE: &str = "MemTotal: 1000 kB\nMemAvailable: 50 kB\n";
+    let prepare = |path: &std::path::Path| {
+        std::fs::write(path.join("meminfo"), PLENTY).unwrap();
+        vec![("FAILPOINT_MEMORY", path.display().to_string())]
+    };
+    let rig = Rig::with(With { prepare: Some(prepare), ..With::default() }).await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    for number in 1..=2 {
+        let turn =
+            Turn::new(&rig, &format!("cnv_{number}"), &format!("ses_{number}"), &format!("trn_{number}"), 1);
+        turn.run(&mut client, &format!("number {number} [[text:x]]")).await.unwrap();
+    }
+    let busy = Turn::new(&rig, "cnv_3", "ses_3", "trn_3", 1);
+    busy.open(&mut client).await.unwrap();
+    let gate = rig.path("gate");
+    busy.send(&mut client, &format!("[[text:a]] [[gate:{}]] [[text:b]]", gate.display())).await.unwrap();
+    let mut follower = busy.follow(&mut client, 0, false).await.unwrap();
+    follower.until(|kind| matches!(kind, Kind::Text(_))).await.unwrap();
+    let engines = || rig.processes().iter().filter(|(_, command)| command.contains("fake-engine")).count();
+    let warm = async |client: &mut Client| {
+        let list = client.list_sessions(ListSessionsRequest::default()).await.unwrap().into_inner();
+        list.sessions.iter().filter(|session| session.warm).map(|s| s.session_id.clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(warm(&mut client).await, ["ses_1", "ses_2", "ses_3"]);
+    // Replaced in one step: the runner may be reading.
+    std::fs::write(rig.path("meminfo.new"), LITTLE).unwrap();
+    std::fs::rename(rig.path("meminfo.new"), rig.path("meminfo")).unwrap();
+    wait_until("the idle engines are closed", BOUND, || engines() == 1).await.unwrap();
+    assert_eq!(warm(&mut client).await, ["ses_3"], "one that works is left alone");
+    std::fs::write(&gate, "").unwrap();
+    let events = busy.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
+    assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Completed, "{:?}", names(&events));
+    std::fs::write(rig.path("meminfo.new"), PLENTY).unwrap();
+    std::fs::rename(rig.path("meminfo.new"), rig.path("meminfo")).unwrap();
+    let next = Turn::new(&rig, "cnv_1", "ses_1", "trn_4", 2);
+    assert_eq!(next.open(&mut client).await.unwrap().result(), Opened::Resumed);
+    assert!(ask(&mut client, &next, "[[recall]]").await.contains("number 1"));
+}

@@ -53,6 +53,7 @@
 //! | `[[exit code=N]]` | ends the process at once, without a result |
 //! | `[[die:SIGNAL]]` | dies by this signal (`KILL`, `SEGV`, `TERM`, …) |
 //! | `[[no_result]]` | the turn ends here without a result; the process lives on |
+//! | `[[busy]]` | the turn ends with its result, and the process does not say that it is idle (Claude alone) |
 //! | `[[no_save]]` | from here on nothing is written to the session file |
 //!
 //! # As Claude Code

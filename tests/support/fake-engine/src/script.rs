@@ -13,7 +13,7 @@ pub struct Marker {
 }
 
 /// Every verb with the options it takes.
-pub const VERBS: [(&str, &[&str]); 30] = [
+pub const VERBS: [(&str, &[&str]); 31] = [
     ("text", &[]),
     ("thinking", &[]),
     ("slow", &["chunks", "delay"]),
@@ -44,6 +44,7 @@ pub const VERBS: [(&str, &[&str]); 30] = [
     ("die", &[]),
     ("no_result", &[]),
     ("no_save", &[]),
+    ("busy", &[]),
 ];
 
 impl Marker {

@@ -29,6 +29,8 @@ pub(crate) struct Turn {
     pub(crate) denials: Vec<Value>,
     /// Whether a tool is running.
     pub(crate) in_tool: bool,
+    /// It is not told that the process is idle afterwards.
+    stays_busy: bool,
 }
 
 impl Engine {
@@ -46,6 +48,7 @@ impl Engine {
             usage: Usage::NONE,
             denials: Vec::new(),
             in_tool: false,
+            stays_busy: false,
         };
         self.open_turn(&message);
         let ended = script::parse(&message.text).map_err(bad).and_then(|markers| {
@@ -67,7 +70,7 @@ impl Engine {
             self.end_turn(&mut turn, ended);
         }
         self.running = false;
-        if !no_result && self.queue.is_empty() {
+        if !no_result && !turn.stays_busy && self.queue.is_empty() {
             self.state("idle");
         }
     }
@@ -216,6 +219,10 @@ impl Engine {
                 Ok(())
             }
             "no_result" => Err(Stop::NoResult),
+            "busy" => {
+                turn.stays_busy = true;
+                Ok(())
+            }
             _ => self.plain(marker),
         }
     }
