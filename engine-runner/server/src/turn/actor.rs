@@ -232,6 +232,8 @@ pub(super) struct Turn {
     pub(super) turn_end: Option<Box<TurnEnd>>,
     /// Nobody can know what became of the message: the turn ends LOST.
     pub(super) in_doubt: Option<Failure>,
+    /// Its engine may be at work, and is not this runner's to ask.
+    pub(super) left_behind: bool,
     /// Its workspace stays held after its end.
     pub(super) holds: bool,
     pub(super) ended: Option<Box<Ended>>,
@@ -316,12 +318,15 @@ pub(super) fn build(context: &Arc<Context>, start: Start) -> Option<(Turn, Handl
         silence_doubted: false,
         turn_end: None,
         in_doubt: None,
+        left_behind: false,
         holds: false,
         ended: None,
         started: Instant::now(),
         refused: None,
         reopened: 0,
     };
+    // Who looks before the task has run finds what the journal says.
+    turn.update_facts();
     Some((turn, handle))
 }
 
@@ -642,7 +647,7 @@ impl Turn {
         self.force_stop(StopCause::Storage);
     }
 
-    fn update_facts(&self) {
+    pub(super) fn update_facts(&self) {
         let mut facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
         facts.state = if self.state.terminal.is_some() {
             inspect_response::State::Ended

@@ -331,7 +331,7 @@ impl Turn {
                     pool::put(&self.context, engine);
                 }
             }
-            if self.in_doubt.is_some() {
+            if self.left_behind {
                 self.hold_workspace().await;
             }
             if !self.holds {

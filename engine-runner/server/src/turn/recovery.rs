@@ -173,6 +173,7 @@ pub(crate) async fn recover(context: &Arc<Context>, turn_id: &str) -> Result<Opt
     let start = Start { turn_id: turn_id.to_owned(), workspace, journal, state };
     let Some((mut turn, handle)) = build(context, start) else { return Ok(None) };
     turn.take_up(plan, process).await;
+    turn.update_facts();
     context.tasks.spawn(turn.run());
     Ok(Some(handle))
 }
@@ -244,6 +245,7 @@ impl Turn {
 
     /// Ends the turn as LOST: an engine may have its message and may be at work, and is not this runner's to ask.
     fn end_in_doubt(&mut self, why: &str) {
+        self.left_behind = true;
         self.in_doubt = Some(Failure {
             retryable: true,
             what_to_do: "See whether an engine is still at work in the workspace and what it changed there, \

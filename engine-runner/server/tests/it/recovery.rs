@@ -369,6 +369,18 @@ mod points {
         (rig, turn)
     }
 
+    #[tokio::test]
+    async fn a_turn_that_is_just_taken_up_is_shown_as_far_as_it_was() {
+        let mut rig = Rig::start().await.unwrap();
+        let (turn, _, keeper, _) = stalled(&mut rig).await;
+        // Its task gets to nothing for a while.
+        rig.service.set_env("FAILPOINTS", "runner::frames_held=2000*pause");
+        rig.service.start_again().await.unwrap();
+        let facts = turn.inspect(&mut rig.client().await.unwrap()).await.unwrap();
+        assert_eq!(facts.state(), State::Running);
+        assert_eq!(facts.process.unwrap().keeper_pid, keeper);
+    }
+
     /// What a control plane does after a restart: repeat what it does not know to be done.
     async fn go_on(rig: &Rig, turn: &Turn, text: &str) -> Vec<NumberedEvent> {
         let mut client = rig.client().await.unwrap();
