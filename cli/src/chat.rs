@@ -425,8 +425,12 @@ impl Chat {
             )
             | None => {}
         }
+        let end = self.screen.end_of(item);
         let before = self.asked.len();
         self.screen.item(item, own);
+        if let Some(turn) = end {
+            self.turn(&turn);
+        }
         if before > 0 && is_question(item) && !self.output.is_json() {
             self.screen.note("          y or n?");
         }

@@ -415,6 +415,10 @@ mod tests {
         let told = Failure::from(Status::unavailable("connection refused"));
         assert_eq!((told.exit, told.passes_by_itself()), (Exit::Unreachable, true));
         assert!(told.next.as_ref().is_some_and(|next| next.contains("roundhouse up")));
+        let nonsense = Failure::from(Status::unavailable("dns error: failed to lookup address"));
+        assert!(nonsense.next.as_ref().is_some_and(|next| next.contains("http://HOST:PORT")));
+        let runner = Failure::from(Status::unimplemented(""));
+        assert!(runner.next.as_ref().is_some_and(|next| next.contains("An engine runner")));
         assert_eq!(Failure::from(Status::not_found("x")).exit, Exit::Conflict);
         assert_eq!(Failure::from(Status::new(Code::Internal, "")).message, "the call failed with INTERNAL");
         // Details of somebody else's domain are not ours to read.

@@ -72,6 +72,9 @@ impl Screen {
                 if let Some(body) = &event.body {
                     self.event(&event.turn_id, body);
                 }
+                if let Some(turn) = self.end_of(item) {
+                    self.turn(&turn);
+                }
             }
             Some(Item::Partial(partial)) => {
                 if let (Some(live), Some(partial), false) =
@@ -97,6 +100,33 @@ impl Screen {
             }
             None => {}
         }
+    }
+
+    /// The turn as its terminal event leaves it; none for other items. Its end comes as this event alone.
+    pub(super) fn end_of(&self, item: &control::StreamEventsResponse) -> Option<control::Turn> {
+        let Some(Item::TurnEvent(event)) = &item.item else { return None };
+        let Some(Kind::Terminal(terminal)) = event.body.as_ref().and_then(|body| body.kind.as_ref()) else {
+            return None;
+        };
+        let known = self.turns.get(&event.turn_id).cloned().unwrap_or_default();
+        let status = match engine::Outcome::try_from(terminal.outcome) {
+            Ok(engine::Outcome::Completed) => control::TurnStatus::Completed,
+            Ok(engine::Outcome::Cancelled) => control::TurnStatus::Cancelled,
+            Ok(engine::Outcome::Lost) => control::TurnStatus::Lost,
+            Ok(engine::Outcome::Failed | engine::Outcome::Unspecified) | Err(_) => {
+                control::TurnStatus::Failed
+            }
+        };
+        // A wish that was fulfilled is no failure to tell of.
+        let failure = terminal.failure.clone().filter(|_| status != control::TurnStatus::Cancelled);
+        Some(control::Turn {
+            turn_id: event.turn_id.clone(),
+            status: status.into(),
+            failure,
+            usage: terminal.usage.clone().or_else(|| known.usage.clone()),
+            end_time: item.at,
+            ..known
+        })
     }
 
     fn message(&mut self, message: &control::Message, own: bool) {

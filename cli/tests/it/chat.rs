@@ -1,6 +1,7 @@
 //! `chat`: on a terminal of its own, and through a pipe.
 
 use std::io::{Read as _, Write as _};
+use std::os::fd::OwnedFd;
 use std::process::Stdio;
 use std::sync::mpsc;
 use std::time::Instant;
@@ -72,6 +73,18 @@ fn serve(state: impl FnOnce(&mut crate::fake::State)) -> Serving {
     fake.serve()
 }
 
+/// A new terminal: the side of the person, and that of the command.
+fn open_terminal() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
+    use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+    let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY)?;
+    grantpt(&master)?;
+    unlockpt(&master)?;
+    let name = ptsname(&master, Vec::new())?;
+    let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::NOCTTY;
+    let slave = rustix::fs::open(name, flags, rustix::fs::Mode::empty())?;
+    Ok((master, slave))
+}
+
 /// A command at a terminal of its own.
 struct Terminal {
     child: tokio::process::Child,
@@ -88,14 +101,14 @@ impl Terminal {
     }
 
     fn start_with(args: &[&str], variables: &[(&str, &std::path::Path)]) -> Self {
-        let pty = nix::pty::openpty(None, None).expect("a terminal");
-        let end = || Stdio::from(pty.slave.try_clone().expect("can be copied"));
+        let (master, slave) = open_terminal().expect("a terminal");
+        let end = || Stdio::from(slave.try_clone().expect("can be copied"));
         // The terminal has to be the command's own, so that Ctrl-C is a signal to it.
         let program = env!("CARGO_BIN_EXE_roundhouse");
         let mut command = program_of("setsid", &[&["--ctty", program], args].concat());
         command.env("TERM", "xterm").envs(variables.iter().copied()).stdin(end()).stdout(end()).stderr(end());
         let child = command.spawn().expect("starts");
-        let keys = std::fs::File::from(pty.master);
+        let keys = std::fs::File::from(master);
         let mut screen = keys.try_clone().expect("can be copied");
         let (tell, shown) = mpsc::channel();
         std::thread::spawn(move || {
@@ -156,7 +169,6 @@ async fn a_terminal_shows_text_as_it_comes_and_how_the_session_came_to_be() {
                 }),
             ),
             terminal(4, engine::Outcome::Completed),
-            turn_item("c5", TurnStatus::Completed),
             Step::Hang,
         ]);
     });
@@ -251,7 +263,6 @@ async fn through_a_pipe_each_line_is_a_turn_and_the_answers_are_the_data() {
             opened(engine::Origin::Started, false),
             text(2, "It is fine."),
             terminal(3, engine::Outcome::Failed),
-            turn_item("c4", TurnStatus::Failed),
             Step::Hang,
         ]);
     });
@@ -274,7 +285,6 @@ async fn a_message_whose_answer_was_lost_is_sent_again_under_the_same_id() {
         state.streams.push_back(vec![
             turn_item("c0", TurnStatus::Running),
             terminal(1, engine::Outcome::Completed),
-            turn_item("c2", TurnStatus::Completed),
             Step::Hang,
         ]);
     });

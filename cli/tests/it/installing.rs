@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use pretty_assertions::assert_eq;
 use tokio::process::{Child, Command};
 
-use crate::run::{BOUND, command, finish};
+use crate::run::{BOUND, command, finish, run};
 
 /// A directory with an npm of this text in it, and the command that finds it.
 fn install(directory: &Path, npm: &str) -> Command {
@@ -73,4 +73,16 @@ async fn an_npm_that_fails_is_told_with_its_words() {
     for told in ["exit status: 7", "no such thing", "engines.claude-code.executable"] {
         assert!(ended.stderr.contains(told), "{told}: {}", ended.stderr);
     }
+}
+
+#[tokio::test]
+async fn an_engine_that_is_not_known_is_told_with_those_that_are() {
+    let ended = run(&["engines", "install", "foo"]).await;
+    assert_eq!(ended.code, 4, "{ended:?}");
+    assert!(
+        ended.stderr.contains("there is no engine foo")
+            && ended.stderr.contains("those that can be installed: claude-code"),
+        "{}",
+        ended.stderr
+    );
 }

@@ -185,10 +185,57 @@ async fn up_leaves_no_process_after_kill_9() -> anyhow::Result<()> {
     up_and_down("KILL").await
 }
 
-async fn up_and_down(signal: &str) -> anyhow::Result<()> {
-    // A stack lends its model, its workspace and its directory; its own services stop first.
+#[tokio::test]
+async fn a_second_ctrl_c_on_up_leaves_nothing_in_the_middle_of_a_turn_and_the_next_start_closes_it()
+-> anyhow::Result<()> {
+    // The tool takes no notice of an interrupt or a SIGTERM, so that the first Ctrl-C has to wait for it.
     let mut stack = Stack::start().await?;
     stack.kill_both().await?;
+    let (mut up, url, pid) = self::up(&stack).await?;
+    let workspace = stack.workspace_name();
+    let home = stack.root().join("home");
+    let text = "[[bash:trap '' INT TERM; echo yes > running; while :; do sleep 1; done]] deaf";
+    let sent =
+        run(&home, &["--server", &url, "--json", "send", "-a", "builder", "-C", &workspace, text]).await?;
+    let turn = sent.json()?["turn"]["turn_id"].as_str().context("an id")?.to_owned();
+    roundhouse_test_support::wait_until("the tool runs", NORMAL, || {
+        stack.workspace.read("running").is_some()
+    })
+    .await?;
+    roundhouse_test_support::signal(pid, "INT")?;
+    // Whether the first is being waited for cannot be seen from outside, so the second comes until it is heard.
+    let ended = async {
+        loop {
+            if let Ok(status) = tokio::time::timeout(std::time::Duration::from_millis(50), up.wait()).await {
+                return status;
+            }
+            let _ = roundhouse_test_support::signal(pid, "INT");
+        }
+    };
+    let status = tokio::time::timeout(NORMAL, ended).await.context("it waits")??;
+    assert_eq!(status.code(), Some(130));
+    ensure!(
+        stack.census().is_empty(),
+        "left: {}",
+        roundhouse_test_support::census::describe(&stack.census())
+    );
+
+    // The turn is not lost with it.
+    let (mut up, url, pid) = self::up(&stack).await?;
+    let shown = roundhouse_test_support::wait_for("the turn has ended", NORMAL, || async {
+        let shown = run(&home, &["--server", &url, "--json", "turns", &turn]).await?.json()?;
+        let status = shown["turn"]["status"].as_str().unwrap_or_default().to_owned();
+        Ok(matches!(status.as_str(), "FAILED" | "CANCELLED").then_some(shown))
+    })
+    .await?;
+    ensure!(shown["turn"]["end_time"].is_string(), "{shown}");
+    roundhouse_test_support::signal(pid, "INT")?;
+    tokio::time::timeout(NORMAL, up.wait()).await.context("it does not end")??;
+    stack.wait_nothing_left(NORMAL).await
+}
+
+/// A running `up`, with its address and process id. A stack lends its model, its workspace and its directory.
+async fn up(stack: &Stack) -> anyhow::Result<(tokio::process::Child, String, u32)> {
     let config = stack.root().join("roundhouse.toml").display().to_string();
     let state = stack.root().join("up");
     let settings = [
@@ -212,7 +259,16 @@ async fn up_and_down(signal: &str) -> anyhow::Result<()> {
     let ready: Value = serde_json::from_str(&ready).with_context(|| format!("the ready line: {ready}"))?;
     let address = ready["control_plane"].as_str().with_context(|| format!("an address: {ready}"))?;
     let url = if address.starts_with("http") { address.to_owned() } else { format!("http://{address}") };
+    // What it says later is nobody's here, and must not fill the pipe.
+    tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+    Ok((up, url, pid))
+}
 
+async fn up_and_down(signal: &str) -> anyhow::Result<()> {
+    // A stack lends its model, its workspace and its directory; its own services stop first.
+    let mut stack = Stack::start().await?;
+    stack.kill_both().await?;
+    let (mut up, url, pid) = self::up(&stack).await?;
     let workspace = stack.workspace_name();
     let home = stack.root().join("home");
     let send = ["--server", &url, "send", "--wait", "-a", "builder", "-C", &workspace, "[[text:up]] hello"];

@@ -5,6 +5,7 @@
 mod agents;
 mod cancel;
 mod chaos;
+mod chat;
 mod codex;
 mod codex_cancel;
 mod codex_damage;
@@ -31,6 +32,7 @@ mod retry;
 mod sharing;
 mod sharing_commands;
 mod smoke;
+mod terminal;
 
 use anyhow::{Context as _, ensure};
 use roundhouse_proto::{

@@ -115,11 +115,12 @@ fn nobody_reaches_what_is_none_of_their_business_through_others() {
 }
 
 /// Who may call the system directly: the crate that is there for it, the tool that has to misbehave, and, in safe code
-/// alone, the command line for what it does to itself and the harness for networks of its own.
+/// alone, the command line for what it does to itself and the tests that need a terminal or a network of their own.
 const MAY_CALL_THE_SYSTEM: &[(&str, &[&str])] = &[
     ("roundhouse-process", &["nix", "libc"]),
     ("roundhouse-fake-engine", &["nix", "libc"]),
     ("roundhouse-cli", &["rustix"]),
+    ("roundhouse-e2e", &["rustix"]),
     ("roundhouse-test-support", &["rustix"]),
 ];
 
