@@ -351,6 +351,7 @@ pub(crate) fn spawn(
 
 impl Turn {
     pub(super) async fn run(mut self) {
+        crate::hold_point!("runner::turn_begins");
         while self.stage != Stage::Ended {
             let input = self.next().await;
             if matches!(input, Input::Halt) {

@@ -374,7 +374,7 @@ mod points {
         let mut rig = Rig::start().await.unwrap();
         let (turn, _, keeper, _) = stalled(&mut rig).await;
         // Its task gets to nothing for a while.
-        rig.service.set_env("FAILPOINTS", "runner::frames_held=2000*pause");
+        rig.service.set_env("FAILPOINTS", "runner::turn_begins=2000*pause");
         rig.service.start_again().await.unwrap();
         let facts = turn.inspect(&mut rig.client().await.unwrap()).await.unwrap();
         assert_eq!(facts.state(), State::Running);
