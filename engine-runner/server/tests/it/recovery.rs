@@ -519,7 +519,7 @@ mod points {
 
     #[tokio::test]
     async fn a_cancel_in_a_warm_opening_keeps_the_engine_warm() {
-        let rig = Rig::with(With::failpoint("runner::warm=1000*pause")).await.unwrap();
+        let rig = Rig::with(With::failpoint("runner::warm=4000*pause")).await.unwrap();
         let mut client = rig.client().await.unwrap();
         let first = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
         first.run(&mut client, "[[text:one]]").await.unwrap();
