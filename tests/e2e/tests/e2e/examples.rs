@@ -3,6 +3,7 @@
 use std::{
     path::{Path, PathBuf},
     process::Stdio,
+    time::Duration,
 };
 
 use anyhow::{Context as _, ensure};
@@ -11,6 +12,9 @@ use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines},
     process::{Child, ChildStdout, Command},
 };
+
+/// The longest that one step of making an example may take. Go compiles all of gRPC.
+const MAKING: Duration = Duration::from_secs(240);
 
 /// Set: the Go example is left out, for a machine that has no Go and no Debian packages of it. CI does not set it.
 const WITHOUT_GO: &str = "ROUNDHOUSE_TEST_WITHOUT_GO";
@@ -68,6 +72,8 @@ impl Example {
             .env_clear()
             .env("PATH", path)
             .env("HOME", &self.home)
+            // What Go has compiled is good for the next run, too.
+            .env("GOCACHE", concat!(env!("CARGO_TARGET_TMPDIR"), "/go-cache"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -82,7 +88,7 @@ impl Example {
         ensure!(shown.lines().any(|one| one == line), "examples/README.md does not show `{line}`");
         let mut command = self.command(Path::new(program))?;
         let output = command.args(args).stdin(Stdio::null()).output();
-        let output = tokio::time::timeout(LONG, output)
+        let output = tokio::time::timeout(MAKING, output)
             .await
             .with_context(|| format!("{program} does not end"))?
             .with_context(|| format!("cannot run {program}"))?;
