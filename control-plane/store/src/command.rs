@@ -2,6 +2,7 @@
 //!
 //! Ids and times are the caller's, so that a call can be repeated word for word.
 
+use roundhouse_domain::agent_file::AgentSnapshot;
 use roundhouse_domain::agent_file::Trigger;
 use roundhouse_domain::conversation::ExternalId;
 use roundhouse_domain::event::NewEvent;
@@ -151,6 +152,19 @@ pub enum SessionPick {
 pub struct ChooseSession {
     /// Who acts.
     pub owner: Owner,
+    /// Which session.
+    pub pick: SessionPick,
+    /// Now.
+    pub time: Timestamp,
+}
+
+/// Takes the slot of a turn's workspace, stores its agent and binds its session, all or nothing.
+#[derive(Clone, Debug)]
+pub struct ArrangeTurn {
+    /// Who acts.
+    pub owner: Owner,
+    /// The agent file's snapshot. Unset: the turn has one.
+    pub agent: Option<AgentSnapshot>,
     /// Which session.
     pub pick: SessionPick,
     /// Now.

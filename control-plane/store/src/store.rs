@@ -19,7 +19,7 @@ use roundhouse_domain::usage::Usage;
 use roundhouse_domain::workspace::{SlotHolder, Workspace};
 
 use crate::command::{
-    AcceptMessage, AgentMessage, AnswerPermission, AppendEvents, ChooseSession, CloseTurn,
+    AcceptMessage, AgentMessage, AnswerPermission, AppendEvents, ArrangeTurn, ChooseSession, CloseTurn,
     CreateConversation, Diagnosis, FreeWorkspace, ListConversations, ListPermissions, ListSessions,
     MarkSessionUnusable, Owner, PutSummary, RecordOpening, RegisterRunner, ReplaceSession, RequestCancel,
     RequestKey, RetryTurn, SetArchived, SetDraining,
@@ -27,8 +27,8 @@ use crate::command::{
 use crate::error::Result;
 use crate::hint::Hints;
 use crate::view::{
-    Accepted, AnswerOutcome, Appended, CancelOutcome, Changes, CloseOutcome, ConversationView, Created,
-    Dispatch, FreeOutcome, Page, Registered, SlotOutcome, WorkspaceView,
+    Accepted, AnswerOutcome, Appended, ArrangeOutcome, CancelOutcome, Changes, CloseOutcome,
+    ConversationView, Created, Dispatch, FreeOutcome, Page, Registered, SlotOutcome, WorkspaceView,
 };
 
 /// The durable state of the control plane.
@@ -226,6 +226,15 @@ pub trait Store: Send + Sync + 'static {
     /// # Errors
     /// `NotFound`, `Invalid` when agent or workspace are missing, `Conflict::SessionUnfit`.
     async fn choose_session(&self, command: ChooseSession) -> Result<Session>;
+
+    /// Takes the slot, stores the agent's snapshot and binds a session: [`Store::take_slot`], [`Store::set_agent`] and
+    /// [`Store::choose_session`] in one step. Without the slot nothing is stored.
+    ///
+    /// Crash: repeat; what was stored first stands and is returned.
+    ///
+    /// # Errors
+    /// As those three.
+    async fn arrange_turn(&self, command: ArrangeTurn) -> Result<ArrangeOutcome>;
 
     /// Marks the turn's session unusable and binds a new row in its place, in one step.
     ///

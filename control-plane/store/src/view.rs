@@ -81,6 +81,8 @@ pub struct Dispatch {
     pub runner: Option<Runner>,
     /// Every session of the conversation in the workspace, also unusable ones, the last used first.
     pub sessions: Vec<Session>,
+    /// Whether the slot of its workspace is the turn's, or could be taken by it now.
+    pub slot_free: bool,
 }
 
 /// What became of a turn's wish for its workspace's slot.
@@ -92,6 +94,15 @@ pub enum SlotOutcome {
     Held(SlotHolder),
     /// A turn that was promoted earlier comes first.
     Behind(TurnId),
+}
+
+/// What became of an arrangement.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ArrangeOutcome {
+    /// All of it is stored: the turn with its agent, and its session.
+    Arranged(Box<(Turn, Session)>),
+    /// The slot is not to be had, for the reason told; nothing is stored.
+    Waits(SlotOutcome),
 }
 
 /// What was appended.

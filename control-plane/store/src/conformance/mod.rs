@@ -60,6 +60,7 @@ macro_rules! conformance_tests {
             s44_cancel_twice_after_the_end_and_for_an_unknown_turn,
             s48_a_stale_epoch_changes_nothing,
             s48_a_lost_turn_moves_the_epoch_and_keeps_its_slot,
+            an_arrangement_is_all_or_nothing,
             retry_keeps_message_position_and_agent,
             retry_is_refused_once_a_later_turn_started,
             s09_the_first_agent_snapshot_stands,

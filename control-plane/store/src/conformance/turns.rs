@@ -11,13 +11,15 @@ use roundhouse_domain::usage::{ModelUsage, Usage};
 
 use super::Backend;
 use super::fixture::{
-    Fixture, agent, assert_conflict, assert_error, cancel, close, error, event, fresh, key, now, owner,
-    session_id, turn_id,
+    Fixture, agent, assert_conflict, assert_error, cancel, close, error, event, fresh, key, new_conversation,
+    now, owner, session_id, turn_id,
 };
-use crate::command::{AppendEvents, ChooseSession, Owner, RequestCancel, RetryTurn, SessionPick};
+use crate::command::{
+    AppendEvents, ArrangeTurn, ChooseSession, Owner, RequestCancel, RetryTurn, SessionPick,
+};
 use crate::error::Error;
 use crate::store::Store;
-use crate::view::{CancelOutcome, CloseOutcome, SlotOutcome};
+use crate::view::{ArrangeOutcome, CancelOutcome, CloseOutcome, SlotOutcome};
 
 /// After success, failure, cancel and loss, in the order of arrival, each with its own agent.
 pub async fn s06_the_next_turn_is_promoted_after_every_end<B: Backend>(backend: &B) {
@@ -193,6 +195,44 @@ pub async fn s48_a_lost_turn_moves_the_epoch_and_keeps_its_slot<B: Backend>(back
     assert!(f.store.free_slot(&owner(&turn)).await.unwrap(), "its runner is back");
     assert!(!f.store.free_slot(&owner(&turn)).await.unwrap());
     assert_eq!(f.store.take_slot(&owner(&next), now()).await.unwrap(), SlotOutcome::Taken);
+}
+
+/// Slot, agent and session are one step, and a step that cannot be taken leaves nothing.
+pub async fn an_arrangement_is_all_or_nothing<B: Backend>(backend: &B) {
+    let f = Fixture::new(backend).await;
+    let turn = f.send("one").await.turn;
+    assert!(f.store.begin_dispatch(&turn.id).await.unwrap().slot_free);
+    let arrange = |turn: &roundhouse_domain::turn::Turn, pick: SessionPick| ArrangeTurn {
+        owner: owner(turn),
+        agent: Some(agent("reviewer", "Look.")),
+        pick,
+        time: now(),
+    };
+    let unknown = arrange(&turn, SessionPick::Existing(session_id()));
+    assert!(f.store.arrange_turn(unknown).await.is_err());
+    assert_eq!(f.store.held_slots(None).await.unwrap(), [], "the slot was not kept");
+    assert_eq!(f.turn(&turn).await.agent, None);
+    let pick = SessionPick::New(session_id());
+    let first = f.store.arrange_turn(arrange(&turn, pick)).await.unwrap();
+    let ArrangeOutcome::Arranged(arranged) = &first else { panic!("{first:?}") };
+    assert_eq!(arranged.0.agent.as_ref().map(|agent| agent.name.as_str()), Some("reviewer"));
+    assert_eq!(arranged.0.session_id.as_ref(), Some(&arranged.1.id));
+    assert_eq!(f.turn(&turn).await, arranged.0);
+    assert_eq!(f.store.held_slots(None).await.unwrap().len(), 1);
+    let again = f.store.arrange_turn(arrange(&turn, SessionPick::New(session_id()))).await.unwrap();
+    let ArrangeOutcome::Arranged(again) = again else { panic!("{again:?}") };
+    assert_eq!(again.1.id, arranged.1.id, "the first one stands");
+    // Another conversation in the same workspace waits, and has nothing.
+    let mut message = f.message("two");
+    message.conversation_id = new_conversation(&f.store).await;
+    let other = f.store.accept_message(message).await.unwrap().turn;
+    assert!(!f.store.begin_dispatch(&other.id).await.unwrap().slot_free);
+    let waits = f.store.arrange_turn(arrange(&other, SessionPick::New(session_id()))).await.unwrap();
+    assert!(matches!(waits, ArrangeOutcome::Waits(SlotOutcome::Held(_))), "{waits:?}");
+    assert_eq!(f.turn(&other).await, other);
+    let stale = Owner { epoch: Epoch(0), ..owner(&turn) };
+    let stale = ArrangeTurn { owner: stale, ..arrange(&turn, SessionPick::New(session_id())) };
+    assert_conflict!(f.store.arrange_turn(stale).await, Conflict::StaleEpoch { .. });
 }
 
 fn retry(turn: &roundhouse_domain::turn::Turn) -> RetryTurn {

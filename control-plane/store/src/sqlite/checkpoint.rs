@@ -1,8 +1,9 @@
 //! Moves what is in the write-ahead log into the database, on a connection and a thread of its own.
 //!
-//! PASSIVE while there is work, so that nobody waits; TRUNCATE when the store has been idle. Should readers and
-//! writers keep a PASSIVE checkpoint from ever starting the log anew, RESTART does it once the log is over its
-//! limit.
+//! PASSIVE while there is work, so that nobody waits; RESTART when the store has been idle, so that the next commits are
+//! written over what the log held: a commit that makes a file longer waits for the file system's journal, too. A log that
+//! has become long is cut off then. Should readers and writers keep a PASSIVE checkpoint from ever starting the log anew,
+//! RESTART does it once the log is over its limit.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
@@ -14,7 +15,9 @@ const EVERY_ROWS: usize = 2_000;
 /// A checkpoint is due after this many payload bytes.
 const EVERY_BYTES: usize = 2 * 1024 * 1024;
 /// Without a commit for this long the store is idle.
-const IDLE: Duration = Duration::from_secs(1);
+const IDLE: Duration = Duration::from_millis(200);
+/// An idle store's log may be this long, in bytes: what a burst left is given back.
+pub(super) const LOG_KEPT: u64 = 4 * 1024 * 1024;
 /// The limit of the log, in bytes, as `journal_size_limit` and as the point where RESTART is used.
 pub(super) const LOG_LIMIT: i64 = 64 * 1024 * 1024;
 /// Bytes of a page of the database.
@@ -26,7 +29,7 @@ struct State {
     bytes: usize,
     /// Something was committed since the last look.
     busy: bool,
-    /// Something was committed since the log was truncated.
+    /// Something was committed since the log was started anew.
     dirty: bool,
     closed: bool,
 }
@@ -84,7 +87,7 @@ const fn due(state: &State) -> bool {
 #[derive(PartialEq)]
 enum Work {
     Passive,
-    Truncate,
+    Idle,
     LastTruncate,
 }
 
@@ -105,7 +108,7 @@ fn next(shared: &(Mutex<State>, Condvar)) -> Work {
             if wait.timed_out() && !state.closed && !due(&state) {
                 if !state.busy {
                     state.dirty = false;
-                    return Work::Truncate;
+                    return Work::Idle;
                 }
                 state.busy = false;
             }
@@ -123,8 +126,10 @@ fn run(connection: &Connection, shared: &(Mutex<State>, Condvar)) {
                     checkpoint(connection, "PRAGMA wal_checkpoint(RESTART)");
                 }
             }
-            Work::Truncate => {
-                checkpoint(connection, "PRAGMA wal_checkpoint(TRUNCATE)");
+            Work::Idle => {
+                let long = log_length(connection) > LOG_KEPT;
+                let mode = if long { "TRUNCATE" } else { "RESTART" };
+                checkpoint(connection, &format!("PRAGMA wal_checkpoint({mode})"));
             }
             Work::LastTruncate => {
                 checkpoint(connection, "PRAGMA wal_checkpoint(TRUNCATE)");
@@ -132,6 +137,12 @@ fn run(connection: &Connection, shared: &(Mutex<State>, Condvar)) {
             }
         }
     }
+}
+
+/// The length of the log's file, in bytes.
+fn log_length(connection: &Connection) -> u64 {
+    let path = connection.path().map(|path| format!("{path}-wal")).unwrap_or_default();
+    std::fs::metadata(path).map_or(0, |metadata| metadata.len())
 }
 
 /// Runs a checkpoint and returns how many pages are in the log. A failure is no harm: the log stays.

@@ -21,10 +21,12 @@ use super::rows::{
 };
 use super::sql::{Columns, all, execute, first, int, to_json};
 use super::writer::Scope;
-use crate::command::{ChooseSession, MarkSessionUnusable, Owner, RecordOpening, ReplaceSession, SessionPick};
+use crate::command::{
+    ArrangeTurn, ChooseSession, MarkSessionUnusable, Owner, RecordOpening, ReplaceSession, SessionPick,
+};
 use crate::error::{Error, Result};
 use crate::hint::Hint;
-use crate::view::{Dispatch, SlotOutcome};
+use crate::view::{ArrangeOutcome, Dispatch, SlotOutcome};
 
 pub(super) fn begin_dispatch(c: &Connection, id: &TurnId) -> Result<Dispatch> {
     let row = find_turn(c, id)?;
@@ -51,7 +53,12 @@ pub(super) fn begin_dispatch(c: &Connection, id: &TurnId) -> Result<Dispatch> {
     );
     let workspace_id = turn.workspace_id.as_ref().map(WorkspaceId::as_str);
     let sessions = all(c, sql, params![row.conversation_key, workspace_id], session)?;
+    let slot_free = match &workspace {
+        Some(workspace) => slot_decision(c, &turn, workspace)? == SlotDecision::Take,
+        None => false,
+    };
     Ok(Dispatch {
+        slot_free,
         conversation: find_conversation(c, &turn.conversation_id)?.record,
         message: find_message(c, &turn.message_id)?.record,
         workspace,
@@ -116,14 +123,9 @@ pub(super) fn holders(c: &Connection, runner: Option<&RunnerId>) -> Result<Vec<S
     }
 }
 
-pub(super) fn take_slot(scope: &mut Scope<'_>, owner: &Owner, time: Timestamp) -> Result<SlotOutcome> {
-    let c = scope.connection;
-    let head = fenced_open(c, owner)?;
-    let turn = find_turn(c, &head.id)?.turn;
-    let (Some(workspace_id), Some(promotion)) = (&turn.workspace_id, turn.promotion) else {
-        return Err(Error::invalid("turn.workspace", "the turn has no workspace"));
-    };
-    let workspace = find_workspace(c, workspace_id)?;
+fn slot_decision(c: &Connection, turn: &Turn, workspace: &Workspace) -> Result<SlotDecision> {
+    let promotion =
+        turn.promotion.ok_or_else(|| Error::invalid("turn.workspace", "the turn has no workspace"))?;
     let held = holders(c, Some(&workspace.runner_id))?;
     // Turns that are being cancelled want no slot any more.
     let sql = "SELECT t.id, t.promotion, w.path FROM turn t JOIN workspace w ON w.id = t.workspace_id \
@@ -133,8 +135,18 @@ pub(super) fn take_slot(scope: &mut Scope<'_>, owner: &Owner, time: Timestamp) -
         let promotion = row.count("promotion")?;
         Ok(SlotWaiter { turn_id: row.parsed("id")?, path: row.get("path")?, promotion })
     })?;
-    let want = SlotWaiter { turn_id: turn.id, path: workspace.path, promotion };
-    match decide_slot(&want, &held, &waiters) {
+    let want = SlotWaiter { turn_id: turn.id.clone(), path: workspace.path.clone(), promotion };
+    Ok(decide_slot(&want, &held, &waiters))
+}
+
+pub(super) fn take_slot(scope: &mut Scope<'_>, owner: &Owner, time: Timestamp) -> Result<SlotOutcome> {
+    let c = scope.connection;
+    let head = fenced_open(c, owner)?;
+    let turn = find_turn(c, &head.id)?.turn;
+    let Some(workspace_id) = &turn.workspace_id else {
+        return Err(Error::invalid("turn.workspace", "the turn has no workspace"));
+    };
+    match slot_decision(c, &turn, &find_workspace(c, workspace_id)?)? {
         SlotDecision::Held(holder) => Ok(SlotOutcome::Held(holder)),
         SlotDecision::Behind(turn) => Ok(SlotOutcome::Behind(turn)),
         SlotDecision::Take => {
@@ -169,6 +181,20 @@ pub(super) fn set_agent(scope: &mut Scope<'_>, owner: &Owner, snapshot: &AgentSn
         execute(c, sql, params![head.conversation_key, snapshot.name])?;
     }
     Ok(find_turn(c, &head.id)?.turn)
+}
+
+pub(super) fn arrange_turn(scope: &mut Scope<'_>, command: ArrangeTurn) -> Result<ArrangeOutcome> {
+    match take_slot(scope, &command.owner, command.time)? {
+        SlotOutcome::Taken => {}
+        waits @ (SlotOutcome::Held(_) | SlotOutcome::Behind(_)) => return Ok(ArrangeOutcome::Waits(waits)),
+    }
+    if let Some(snapshot) = &command.agent {
+        set_agent(scope, &command.owner, snapshot)?;
+    }
+    let choose = ChooseSession { owner: command.owner, pick: command.pick, time: command.time };
+    let session = choose_session(scope, &choose)?;
+    let turn = find_turn(scope.connection, &choose.owner.turn_id)?.turn;
+    Ok(ArrangeOutcome::Arranged(Box::new((turn, session))))
 }
 
 pub(super) fn choose_session(scope: &mut Scope<'_>, command: &ChooseSession) -> Result<Session> {

@@ -198,6 +198,8 @@ fn connect(path: &Path) -> Result<Connection> {
     connection.pragma_update_and_check(None, "wal_autocheckpoint", 0, |_| Ok(()))?;
     connection.pragma_update_and_check(None, "journal_size_limit", LOG_LIMIT, |_| Ok(()))?;
     connection.pragma_update(None, "cache_size", -4_096)?;
+    // What a statement needs to be undone is small, and is no file's business.
+    connection.pragma_update(None, "temp_store", "MEMORY")?;
     Ok(connection)
 }
 

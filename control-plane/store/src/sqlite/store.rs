@@ -18,17 +18,17 @@ use roundhouse_domain::usage::Usage;
 use roundhouse_domain::workspace::{SlotHolder, Workspace};
 
 use crate::command::{
-    AcceptMessage, AnswerPermission, AppendEvents, ChooseSession, CloseTurn, CreateConversation, Diagnosis,
-    FreeWorkspace, ListConversations, ListPermissions, ListSessions, MarkSessionUnusable, Owner, PutSummary,
-    RecordOpening, RegisterRunner, ReplaceSession, RequestCancel, RequestKey, RetryTurn, SetArchived,
-    SetDraining,
+    AcceptMessage, AnswerPermission, AppendEvents, ArrangeTurn, ChooseSession, CloseTurn, CreateConversation,
+    Diagnosis, FreeWorkspace, ListConversations, ListPermissions, ListSessions, MarkSessionUnusable, Owner,
+    PutSummary, RecordOpening, RegisterRunner, ReplaceSession, RequestCancel, RequestKey, RetryTurn,
+    SetArchived, SetDraining,
 };
 use crate::error::Result;
 use crate::hint::Hints;
 use crate::store::Store;
 use crate::view::{
-    Accepted, AnswerOutcome, Appended, CancelOutcome, Changes, CloseOutcome, ConversationView, Created,
-    Dispatch, FreeOutcome, Page, Registered, SlotOutcome, WorkspaceView,
+    Accepted, AnswerOutcome, Appended, ArrangeOutcome, CancelOutcome, Changes, CloseOutcome,
+    ConversationView, Created, Dispatch, FreeOutcome, Page, Registered, SlotOutcome, WorkspaceView,
 };
 
 use super::writer::{Cost, Lane};
@@ -166,6 +166,10 @@ impl Store for SqliteStore {
     async fn set_agent(&self, owner: &Owner, snapshot: AgentSnapshot) -> Result<Turn> {
         let owner = owner.clone();
         self.write("set_agent", move |s| dispatch::set_agent(s, &owner, &snapshot)).await
+    }
+
+    async fn arrange_turn(&self, command: ArrangeTurn) -> Result<ArrangeOutcome> {
+        self.write("arrange_turn", move |s| dispatch::arrange_turn(s, command)).await
     }
 
     async fn choose_session(&self, command: ChooseSession) -> Result<Session> {

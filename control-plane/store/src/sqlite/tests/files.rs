@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::error::Unavailable;
+use crate::sqlite::checkpoint::LOG_KEPT;
 
 #[test]
 fn a_connection_is_set_up_for_durability() {
@@ -114,21 +115,43 @@ fn wal(folder: &Folder) -> u64 {
     std::fs::metadata(name).map_or(0, |m| m.len())
 }
 
+/// Pages of the log that are not in the database yet, as another connection sees it.
+fn waiting_pages(folder: &Folder) -> i64 {
+    let other = rusqlite::Connection::open(folder.path()).unwrap();
+    let (log, moved): (i64, i64) =
+        other.query_row("PRAGMA wal_checkpoint(NOOP)", [], |row| Ok((row.get(1)?, row.get(2)?))).unwrap();
+    log - moved
+}
+
 #[tokio::test]
-async fn an_idle_store_empties_its_log() {
+async fn an_idle_store_writes_over_its_log_and_cuts_off_a_long_one() {
     let folder = Folder::new();
     let store = folder.store();
     create(&store).await.unwrap();
-    assert!(wal(&folder) > 0);
     let mut tick = tokio::time::interval(Duration::from_millis(50));
-    let emptied = async {
-        while wal(&folder) > 0 {
+    let mut moved = async || {
+        while waiting_pages(&folder) > 0 {
             tick.tick().await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(30), emptied).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(30), moved()).await.unwrap();
+    let kept = wal(&folder);
+    assert!(kept > 0, "its room is kept");
     store.accept_message(message(1, "after it")).await.unwrap();
-    assert_eq!(bodies(&store).await, ["after it"]);
+    assert_eq!(wal(&folder), kept, "written over, from its start");
+    let text = "x".repeat(1024 * 1024);
+    for n in 2..8 {
+        store.accept_message(message(n, &text)).await.unwrap();
+    }
+    assert!(wal(&folder) > LOG_KEPT);
+    let mut tick = tokio::time::interval(Duration::from_millis(50));
+    let cut = async {
+        while wal(&folder) > LOG_KEPT {
+            tick.tick().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), cut).await.unwrap();
+    assert_eq!(bodies(&store).await[0], "after it");
 }
 
 #[tokio::test]
