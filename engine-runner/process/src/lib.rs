@@ -66,7 +66,7 @@ pub use protocol::{
     Decoder, EngineState, FromKeeper, MESSAGE_MAX_BYTES, Notice, OpState, PROTOCOL_VERSION, ProtocolError,
     RawMessage, Refusal, Request, Response, SpoolEnd, StatusReport,
 };
-pub use spool::{SegmentHeader, prune};
+pub use spool::{SegmentHeader, prune, settle as settle_spool};
 pub use spool_reader::{SpoolError, SpoolReader};
 pub use sweep::{SweepReport, reap_orphans, sweep};
 pub use wire::WireError;

@@ -6,6 +6,8 @@
 //! off. That is never an error. A reader cannot tell a torn tail from a record that is still being written; it answers
 //! "nothing yet" to both, so it can follow a live file.
 
+use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, fallocate};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
@@ -160,7 +162,7 @@ impl RecordWriter {
     }
 
     /// Opens a file (creates it when it is missing), reads its records, and cuts off a torn tail so that appending goes
-    /// on after the last whole one. Only one writer may have the file open: the caller's lock sees to that.
+    /// on after the last whole one. A tail of zeros stays: it is room that was kept. Only one writer may have the file open: the caller's lock sees to that.
     ///
     /// # Errors
     /// [`RecordError`] when the system refuses or the file is no record file. Damage is not an error.
@@ -185,12 +187,15 @@ impl RecordWriter {
         }
         let length = reader.offset();
         let mut file = reader.file;
-        if length < total {
+        let mut cut = 0;
+        // Zeros are room that was kept, with its blocks.
+        if !is_zero(&file, length, total)? {
+            cut = total - length;
             file.set_len(length).map_err(RecordError::io("cut"))?;
             file.sync_data().map_err(RecordError::io("sync"))?;
         }
         file.seek(SeekFrom::Start(length)).map_err(RecordError::io("open"))?;
-        Ok((Self { file, length, buffer: Vec::new() }, Recovered { payloads, cut: total - length }))
+        Ok((Self { file, length, buffer: Vec::new() }, Recovered { payloads, cut }))
     }
 
     /// Appends one record; answers the offset at which it begins. It is not on disk before [`RecordWriter::sync`].
@@ -243,9 +248,62 @@ impl RecordWriter {
         self.length
     }
 
+    /// Fills the file with zeros up to `size` bytes, behind its records. Once they are on disk, records that come to lie
+    /// there change no metadata, so that syncing them waits for no journal of the file system. To a reader they are the
+    /// end.
+    ///
+    /// # Errors
+    /// [`RecordError::Io`]; the file may be filled in part.
+    pub fn fill(&mut self, size: u64) -> Result<(), RecordError> {
+        const ZEROS: [u8; 4096] = [0; 4096];
+        let mut at = self.length;
+        while at < size {
+            let piece = usize::try_from(size - at).unwrap_or(usize::MAX).min(ZEROS.len());
+            self.file.write_all_at(&ZEROS[..piece], at).map_err(RecordError::io("fill"))?;
+            at += piece as u64;
+        }
+        Ok(())
+    }
+
+    /// Reserves the blocks from one offset to another without changing the file's length; false where the file system
+    /// cannot.
+    ///
+    /// # Errors
+    /// [`RecordError::Io`], with no space left or over a limit: then nothing is reserved.
+    pub fn allocate(&self, from: u64, to: u64) -> Result<bool, RecordError> {
+        if to <= from {
+            return Ok(true);
+        }
+        let too_large = || RecordError::io("reserve room in")(Errno::EFBIG.into());
+        let length = i64::try_from(to - from).map_err(|_| too_large())?;
+        let from = i64::try_from(from).map_err(|_| too_large())?;
+        loop {
+            match fallocate(&self.file, FallocateFlags::FALLOC_FL_KEEP_SIZE, from, length) {
+                Ok(()) => return Ok(true),
+                Err(Errno::EINTR) => {}
+                Err(Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EINVAL | Errno::ENODEV) => return Ok(false),
+                Err(errno) => return Err(RecordError::io("reserve room in")(errno.into())),
+            }
+        }
+    }
+
     pub(crate) fn file(&self) -> &File {
         &self.file
     }
+}
+
+/// Whether a file holds nothing but zeros between two offsets.
+fn is_zero(file: &File, mut from: u64, to: u64) -> Result<bool, RecordError> {
+    let mut buffer = [0; 4096];
+    while from < to {
+        let piece = usize::try_from(to - from).unwrap_or(usize::MAX).min(buffer.len());
+        file.read_exact_at(&mut buffer[..piece], from).map_err(RecordError::io("read"))?;
+        if buffer[..piece].iter().any(|byte| *byte != 0) {
+            return Ok(false);
+        }
+        from += piece as u64;
+    }
+    Ok(true)
 }
 
 /// Puts a directory's entries on disk.

@@ -3,14 +3,19 @@
 //! Blocks are reserved ahead of the file's end, always at least [`RESERVE`] more than ordinary frames may use. When the
 //! disk is full an ordinary frame no longer finds its room, the spool turns to [`StorageFault`] for good, and the
 //! frames that tell the end still fit. Where the file system cannot reserve, they are written if they can be.
+//!
+//! A turn begins with a new segment, and its first message waits for that to be on disk. So the file of the next segment
+//! is made while the engine idles ([`SpoolWriter::prepare`]): it lies there under the name [`UNSEEN`], filled with zeros
+//! and synced with its directory entry. To begin the segment is then to write its header and to rename it, and syncing it
+//! changes no metadata. The new name itself is not synced: should the host forget it, the header says which segment the
+//! unseen file is, and [`settle`] names it again before a dead keeper's spool is read.
 
 use crate::clock;
 use crate::frame::{Frame, FrameBody, SPOOL_VERSION, StorageFault};
 use crate::protocol::SpoolEnd;
-use crate::record::{RecordError, RecordWriter, sync_dir};
+use crate::record::{RecordError, RecordReader, RecordWriter, sync_dir};
 use crate::wire::{Put, Take, WireError};
 use nix::errno::Errno;
-use nix::fcntl::{FallocateFlags, fallocate};
 use std::collections::VecDeque;
 use std::fs;
 use std::io;
@@ -22,6 +27,8 @@ const RESERVE: u64 = 64 * 1024;
 const RESERVE_LAST: u64 = 8 * 1024;
 /// Bytes reserved at a time beyond that.
 const STEP: u64 = 256 * 1024;
+/// Bytes of a prepared segment that are filled with zeros: what a short turn writes.
+const FILL: u64 = 64 * 1024;
 
 /// What a segment begins with.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -130,6 +137,51 @@ pub(crate) enum Room {
 /// Name of a segment that is being begun.
 const UNSEEN: &str = "next.new";
 
+/// Names the segment that was begun in a file without its name, if there is one: the host lost the name and kept the
+/// file. Only for a dead keeper's directory. Repeatable.
+///
+/// # Errors
+/// [`RecordError::Io`]; then the spool must not be read as if it were whole.
+pub fn settle(dir: &Path) -> Result<(), RecordError> {
+    let path = dir.join(UNSEEN);
+    let first = match RecordReader::open(&path) {
+        Ok(mut reader) => reader.next_record()?,
+        Err(RecordError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(RecordError::NotRecords | RecordError::Newer(_)) => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    let Some(header) = first.and_then(|record| SegmentHeader::decode(&record.payload).ok()) else {
+        // It was prepared and never begun.
+        return Ok(());
+    };
+    let named = dir.join(segment_name(header.segment));
+    if named.exists() {
+        return Ok(());
+    }
+    fs::rename(&path, &named).map_err(RecordError::io("name"))?;
+    sync_dir(dir)
+}
+
+/// The file of a segment that is not begun.
+#[derive(Debug)]
+struct Prepared {
+    writer: RecordWriter,
+    /// As [`SpoolWriter::reserved`].
+    reserved: Option<u64>,
+}
+
+/// Makes the next segment's file, filled and on disk with its name.
+fn prepare(dir: &Path) -> Result<Prepared, RecordError> {
+    let mut writer = create_unseen(dir)?;
+    let room = RESERVE + STEP;
+    let reserved = writer.allocate(0, room)?.then_some(room);
+    writer.fill(FILL)?;
+    writer.sync()?;
+    // It also puts the name of the segment before it on disk.
+    sync_dir(dir)?;
+    Ok(Prepared { writer, reserved })
+}
+
 fn create_unseen(dir: &Path) -> Result<RecordWriter, RecordError> {
     let path = dir.join(UNSEEN);
     match fs::remove_file(&path) {
@@ -158,8 +210,10 @@ pub(crate) struct SpoolWriter {
     spool_max: u64,
     /// Frames were appended since the last sync.
     dirty: bool,
-    /// The current segment's directory entry is not synced yet.
+    /// The current segment's directory entry is not synced yet, under either name.
     dir_dirty: bool,
+    /// The file of the next segment.
+    next: Option<Prepared>,
     fault: Option<StorageFault>,
     dropped_frames: u64,
     dropped_bytes: u64,
@@ -190,19 +244,19 @@ impl SpoolWriter {
             spool_max,
             dirty: false,
             dir_dirty: false,
+            next: None,
             fault: None,
             dropped_frames: 0,
             dropped_bytes: 0,
             payload: Vec::new(),
         };
-        spool.begin()?;
+        spool.begin(false)?;
         Ok(spool)
     }
 
     /// Reserves the current segment's room, writes its header, and only then gives it its name: a reader never sees a
     /// segment that is not begun.
-    fn begin(&mut self) -> Result<(), RecordError> {
-        self.reserved = Some(0);
+    fn begin(&mut self, prepared: bool) -> Result<(), RecordError> {
         self.reserve(0).map_err(|errno| RecordError::io("reserve room in")(errno.into()))?;
         let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let header = SegmentHeader {
@@ -218,8 +272,15 @@ impl SpoolWriter {
         fs::rename(self.dir.join(UNSEEN), self.dir.join(segment_name(self.segment)))
             .map_err(RecordError::io("name"))?;
         self.dirty = true;
-        self.dir_dirty = true;
+        self.dir_dirty = !prepared;
         Ok(())
+    }
+
+    /// Makes the file of the next segment, if there is none. What fails here is tried again when the segment begins.
+    pub(crate) fn prepare(&mut self) {
+        if self.fault.is_none() && self.next.is_none() {
+            self.next = prepare(&self.dir).ok();
+        }
     }
 
     /// Makes sure that `length` more bytes leave the reserve untouched.
@@ -232,20 +293,13 @@ impl SpoolWriter {
         // Close to the end of the disk a smaller piece may still be had.
         let mut wanted = needed + STEP;
         loop {
-            let grow = i64::try_from(wanted - reserved).map_err(|_| Errno::EFBIG)?;
-            let from = i64::try_from(reserved).map_err(|_| Errno::EFBIG)?;
-            match fallocate(self.writer.file(), FallocateFlags::FALLOC_FL_KEEP_SIZE, from, grow) {
-                Ok(()) => {
-                    self.reserved = Some(wanted);
-                    return Ok(());
-                }
-                Err(Errno::EINTR) => {}
-                Err(Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EINVAL | Errno::ENODEV) => {
-                    self.reserved = None;
+            match self.writer.allocate(reserved, wanted) {
+                Ok(able) => {
+                    self.reserved = able.then_some(wanted);
                     return Ok(());
                 }
                 Err(_) if wanted > needed => wanted = needed,
-                Err(errno) => return Err(errno),
+                Err(error) => return Err(Errno::from_raw(error.errno().unwrap_or(libc::EIO))),
             }
         }
     }
@@ -330,15 +384,18 @@ impl SpoolWriter {
     fn rotate(&mut self) {
         let next = self.segment + 1;
         // The old segment is whole on disk before the next can be seen.
-        let result = self.sync_files().and_then(|()| create_unseen(&self.dir));
-        let writer = match result {
-            Ok(writer) => writer,
+        let result = self.sync_files().and_then(|()| match self.next.take() {
+            Some(next) => Ok((next, true)),
+            None => Ok((Prepared { writer: create_unseen(&self.dir)?, reserved: Some(0) }, false)),
+        });
+        let (next_file, prepared) = match result {
+            Ok(made) => made,
             Err(error) => return self.set_fault(StorageFault::Write(error.errno().unwrap_or(libc::EIO))),
         };
-        let old = std::mem::replace(&mut self.writer, writer);
-        let old_reserved = self.reserved;
+        let old = std::mem::replace(&mut self.writer, next_file.writer);
+        let old_reserved = std::mem::replace(&mut self.reserved, next_file.reserved);
         self.segment = next;
-        if let Err(error) = self.begin() {
+        if let Err(error) = self.begin(prepared) {
             self.writer = old;
             self.segment = next - 1;
             self.reserved = old_reserved;
@@ -389,6 +446,14 @@ impl SpoolWriter {
         Ok(())
     }
 
+    /// Nothing more is to come: gives back the room that was kept.
+    pub(crate) fn close(&mut self) {
+        if self.next.take().is_some() {
+            let _ = fs::remove_file(self.dir.join(UNSEEN));
+        }
+        let _ = self.writer.file().set_len(self.writer.length());
+    }
+
     /// Deletes closed segments before `keep_from`; answers the oldest left.
     pub(crate) fn prune(&mut self, keep_from: u32) -> u32 {
         while self.oldest < keep_from.min(self.segment) {
@@ -426,5 +491,88 @@ impl SpoolWriter {
     /// Frames and bytes dropped so far.
     pub(crate) fn dropped(&self) -> (u64, u64) {
         (self.dropped_frames, self.dropped_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spool_reader::SpoolReader;
+
+    fn frames(dir: &Path) -> Vec<u64> {
+        SpoolReader::new(dir).read_all().unwrap().into_iter().map(|frame| frame.number).collect()
+    }
+
+    fn spool(dir: &Path) -> SpoolWriter {
+        SpoolWriter::create(dir, "spl_1", 16 * 1024 * 1024, 512 * 1024 * 1024).unwrap()
+    }
+
+    #[test]
+    fn a_prepared_segment_is_unseen_until_it_is_begun_and_reads_to_its_last_frame() {
+        let tmp = tempfile::tempdir().unwrap();
+        let mut writer = spool(tmp.path());
+        writer.append(FrameBody::StdinClosed, Room::Mark).unwrap();
+        let mut live = SpoolReader::new(tmp.path());
+        assert_eq!(live.read_all().unwrap().len(), 1);
+        writer.prepare();
+        assert!(tmp.path().join(UNSEEN).exists());
+        assert_eq!(segments(tmp.path()).unwrap(), [1]);
+        assert_eq!(live.next_frame().unwrap(), None);
+        assert_eq!(writer.begin_turn("trn_1"), Some(2));
+        writer.sync().unwrap();
+        assert!(!writer.dir_dirty, "its directory entry was synced when it was made");
+        assert!(!tmp.path().join(UNSEEN).exists());
+        assert_eq!(std::fs::metadata(tmp.path().join(segment_name(2))).unwrap().len(), FILL);
+        assert_eq!(live.next_frame().unwrap().map(|frame| frame.number), Some(2));
+        assert_eq!(live.next_frame().unwrap(), None);
+        // Beyond the room, and into a segment that nobody prepared.
+        for _ in 0..3 {
+            let bytes = vec![b'x'; 40 * 1024];
+            writer
+                .append(FrameBody::StdoutLine { bytes, newline: true, masked: false }, Room::Ordinary)
+                .unwrap();
+        }
+        writer.begin_turn("trn_2").unwrap();
+        writer.prepare();
+        writer.close();
+        assert_eq!(frames(tmp.path()), [1, 2, 3, 4, 5, 6]);
+        assert!(!tmp.path().join(UNSEEN).exists(), "what was prepared and not begun goes with the keeper");
+        let last = tmp.path().join(segment_name(3));
+        assert_eq!(std::fs::metadata(last).unwrap().len(), writer.writer.length());
+    }
+
+    #[test]
+    fn a_segment_whose_name_the_host_forgot_is_named_again() {
+        let tmp = tempfile::tempdir().unwrap();
+        let mut writer = spool(tmp.path());
+        writer.prepare();
+        // Prepared and not begun: there is nothing to name.
+        settle(tmp.path()).unwrap();
+        assert_eq!(segments(tmp.path()).unwrap(), [1]);
+        writer.begin_turn("trn_1").unwrap();
+        writer.sync().unwrap();
+        drop(writer);
+        fs::rename(tmp.path().join(segment_name(2)), tmp.path().join(UNSEEN)).unwrap();
+        assert_eq!(frames(tmp.path()), [] as [u64; 0]);
+        settle(tmp.path()).unwrap();
+        settle(tmp.path()).unwrap();
+        assert_eq!(frames(tmp.path()), [1]);
+        // A torn header was never synced, so nothing behind it was acted on.
+        let torn = tmp.path().join(UNSEEN);
+        let mut bytes = std::fs::read(tmp.path().join(segment_name(2))).unwrap();
+        bytes[20] ^= 1;
+        std::fs::write(&torn, bytes).unwrap();
+        settle(tmp.path()).unwrap();
+        assert_eq!(segments(tmp.path()).unwrap(), [1, 2]);
+    }
+
+    #[test]
+    fn the_room_for_the_end_is_kept_in_a_prepared_segment_too() {
+        let tmp = tempfile::tempdir().unwrap();
+        let mut writer = spool(tmp.path());
+        writer.prepare();
+        writer.begin_turn("trn_1").unwrap();
+        let reserved = writer.reserved.expect("this file system reserves");
+        assert!(reserved >= writer.writer.length() + RESERVE);
     }
 }

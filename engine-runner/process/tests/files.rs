@@ -412,3 +412,30 @@ fn a_description_of_another_version_is_never_taken_for_ours() {
     std::fs::create_dir(&meta).unwrap();
     assert!(matches!(state_of(&dir, "run_1"), Err(KeeperDirError::Io { .. })));
 }
+
+#[test]
+fn zeros_behind_the_records_are_room_that_recovery_keeps() {
+    let tmp = tempfile::tempdir().unwrap();
+    let path = tmp.path().join("records");
+    let mut writer = RecordWriter::create(&path).unwrap();
+    writer.fill(4000).unwrap();
+    writer.append(b"one").unwrap();
+    writer.append(b"two").unwrap();
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 4000);
+    drop(writer);
+    let (mut writer, recovered) = RecordWriter::recover(&path).unwrap();
+    assert_eq!((recovered.payloads, recovered.cut), (vec![b"one".to_vec(), b"two".to_vec()], 0));
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 4000, "the room is kept");
+    writer.append(b"three").unwrap();
+    let end = writer.length();
+    drop(writer);
+    // A record that was torn in the middle of the room is cut off, and what is behind it with it.
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[usize::try_from(end).unwrap() + 30] = 7;
+    std::fs::write(&path, bytes).unwrap();
+    let (_, recovered) = RecordWriter::recover(&path).unwrap();
+    assert_eq!(recovered.payloads.len(), 3);
+    assert_eq!(recovered.cut, 4000 - end);
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), end);
+    assert_eq!(payloads(&mut RecordReader::open(&path).unwrap()).len(), 3);
+}

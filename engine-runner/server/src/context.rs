@@ -14,7 +14,7 @@ use roundhouse_process::IsolationReport;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    epochs::Epochs, install::Versions, pool::Pool, session_record::RecordLocks, slots::Slots,
+    epochs::Epochs, install::Versions, pool::Pool, session_record::RecordLocks, slots::Slots, spares::Spares,
     state_dir::StateDir, workspace::Roots,
 };
 
@@ -31,6 +31,8 @@ pub struct Context {
     pub roots: Roots,
     /// Epochs.
     pub epochs: Epochs,
+    /// Journals for turns to come.
+    pub spares: Arc<Spares>,
     /// Workspace slots.
     pub slots: Slots,
     /// Idle engines.

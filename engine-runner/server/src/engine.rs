@@ -15,6 +15,7 @@ use roundhouse_process::{ExitStatus, Frame, FrameBody, Request, Response, Status
 use tokio::sync::mpsc;
 
 use crate::{
+    fingerprint::Hashed,
     keeper::{AskError, Batch, Keeper},
     session_record::Launched,
 };
@@ -69,6 +70,8 @@ pub struct Engine {
     pub engine_pid: i32,
     /// The last frame that was read.
     pub last_frame: u64,
+    /// How far the session's file was hashed at the end of its last turn.
+    pub hashed: Option<Hashed>,
     /// Every frame was read and the keeper is dead.
     pub gone: bool,
     /// Counted among the warm ones.

@@ -1,5 +1,9 @@
 //! The highest epoch seen per conversation. On disk before any effect of it.
 //!
+//! A file has two places for a record of a fixed size. A new epoch is written over the lower one and synced, which moves
+//! nothing else on the disk: neither the file's size nor a name. A write that the host tears spoils the lower record
+//! alone, and its epoch was not admitted yet. Files of an older version hold a number as text.
+//!
 //! A file's time is when its epoch was seen first, and each turn has a new one. An epoch is forgotten when its
 //! conversation has not been used for longer than anything that could still act under an older one is remembered: the
 //! control plane has them all.
@@ -7,12 +11,22 @@
 use std::{
     collections::{BTreeMap, HashSet},
     fs, io,
-    path::PathBuf,
+    os::unix::fs::FileExt as _,
+    path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime},
 };
 
 use crate::{error::Error, ids, state_dir::replace};
+
+/// What a record begins with: a name and the form's version.
+const MAGIC: &[u8; 8] = b"RHEPO\0\0\x01";
+
+/// Bytes of a record: the magic, the epoch, and the checksum of both.
+const RECORD: usize = 8 + 8 + 4;
+
+/// Bytes from one place to the other: no disk writes larger pieces in one go.
+const PLACE: usize = 4096;
 
 /// How long the epoch of an unused conversation is kept, and told at registrations: longer than any tombstone, so that
 /// nothing is left of what an older epoch could name.
@@ -30,6 +44,58 @@ pub struct Epochs {
 struct Seen {
     epoch: u64,
     at: SystemTime,
+    /// Where its file has it.
+    place: Place,
+}
+
+/// Where in its file an epoch stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// As text, in the form of an older version.
+    Text,
+    /// In the first or in the second place.
+    Record(usize),
+}
+
+fn encode(epoch: u64) -> [u8; RECORD] {
+    let mut record = [0; RECORD];
+    record[..8].copy_from_slice(MAGIC);
+    record[8..16].copy_from_slice(&epoch.to_le_bytes());
+    let checksum = crc32fast::hash(&record[..16]);
+    record[16..].copy_from_slice(&checksum.to_le_bytes());
+    record
+}
+
+fn decode(record: &[u8]) -> Option<u64> {
+    let (body, checksum) = record.get(..RECORD)?.split_at(16);
+    let epoch = body.strip_prefix(MAGIC)?.try_into().map(u64::from_le_bytes).ok()?;
+    (crc32fast::hash(body).to_le_bytes() == checksum).then_some(epoch)
+}
+
+/// What a file holds; none when that is no epoch.
+fn read(bytes: &[u8]) -> Option<(u64, Place)> {
+    let records = (0..2).filter_map(|place| {
+        let record = bytes.get(place * PLACE..)?;
+        decode(record).map(|epoch| (epoch, Place::Record(place)))
+    });
+    let text = || str::from_utf8(bytes).ok()?.trim().parse().ok().map(|epoch| (epoch, Place::Text));
+    records.max_by_key(|(epoch, _)| *epoch).or_else(text)
+}
+
+/// Puts a higher epoch on disk; answers where.
+fn write(path: &Path, epoch: u64, known: Option<Place>) -> io::Result<Place> {
+    let record = encode(epoch);
+    let Some(Place::Record(place)) = known else {
+        let mut bytes = vec![0; 2 * PLACE];
+        bytes[..RECORD].copy_from_slice(&record);
+        replace(path, &bytes)?;
+        return Ok(Place::Record(0));
+    };
+    let other = 1 - place;
+    let file = fs::File::options().write(true).open(path)?;
+    file.write_all_at(&record, (other * PLACE) as u64)?;
+    file.sync_data()?;
+    Ok(Place::Record(other))
 }
 
 impl Seen {
@@ -40,7 +106,7 @@ impl Seen {
 }
 
 impl Epochs {
-    /// Reads all of them. A file that holds no number is refused: to forget an epoch would let a stale owner act.
+    /// Reads all of them. A file that holds none is refused: to forget an epoch would let a stale owner act.
     ///
     /// # Errors
     /// [`Error::Storage`].
@@ -52,13 +118,14 @@ impl Epochs {
             if !ids::is_valid(&conversation) {
                 continue;
             }
-            let text = fs::read_to_string(entry.path()).map_err(Error::storage("read an epoch"))?;
-            let epoch = text.trim().parse::<u64>().map_err(|_| Error::Storage {
+            let bytes = fs::read(entry.path()).map_err(Error::storage("read an epoch"))?;
+            let (epoch, place) = read(&bytes).ok_or_else(|| Error::Storage {
                 action: "read an epoch",
-                source: io::Error::other(format!("{} holds no number", entry.path().display())),
+                source: io::Error::other(format!("{} holds no epoch", entry.path().display())),
             })?;
             let at = entry.metadata().and_then(|metadata| metadata.modified());
-            highest.insert(conversation, Seen { epoch, at: at.map_err(Error::storage("read an epoch"))? });
+            let at = at.map_err(Error::storage("read an epoch"))?;
+            highest.insert(conversation, Seen { epoch, at, place });
         }
         Ok(Self { directory, highest: Mutex::new(highest) })
     }
@@ -119,7 +186,8 @@ impl Epochs {
     /// [`Error::StaleEpoch`]; [`Error::Storage`] when a higher one could not be persisted (it then does not count).
     pub fn admit(&self, conversation: &str, epoch: u64) -> Result<bool, Error> {
         let mut highest = self.lock();
-        let known = highest.get(conversation).map_or(0, |seen| seen.epoch);
+        let seen = highest.get(conversation).copied();
+        let known = seen.map_or(0, |seen| seen.epoch);
         if epoch < known {
             return Err(Error::StaleEpoch {
                 conversation: conversation.to_owned(),
@@ -131,9 +199,10 @@ impl Epochs {
         if epoch == known {
             return Ok(false);
         }
-        replace(&self.directory.join(conversation), epoch.to_string().as_bytes())
-            .map_err(Error::storage("persist an epoch"))?;
-        highest.insert(conversation.to_owned(), Seen { epoch, at: SystemTime::now() });
+        let path = self.directory.join(conversation);
+        let place =
+            write(&path, epoch, seen.map(|seen| seen.place)).map_err(Error::storage("persist an epoch"))?;
+        highest.insert(conversation.to_owned(), Seen { epoch, at: SystemTime::now(), place });
         Ok(true)
     }
 
@@ -171,6 +240,49 @@ mod tests {
         assert!(matches!(epochs.admit("cnv_1", 2), Err(Error::StaleEpoch { highest: 3, given: 2, .. })));
         assert!(epochs.check("cnv_1", 3).is_ok());
         assert_eq!(epochs.highest("cnv_2"), 1);
+    }
+
+    #[test]
+    fn s48_a_torn_write_leaves_the_epoch_before_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("cnv_1");
+        let epochs = Epochs::open(directory.path().to_owned()).unwrap();
+        for epoch in [3, 4, 7] {
+            epochs.admit("cnv_1", epoch).unwrap();
+        }
+        let whole = fs::read(&path).unwrap();
+        assert_eq!(read(&whole), Some((7, Place::Record(0))));
+        epochs.admit("cnv_1", 9).unwrap();
+        let after = fs::read(&path).unwrap();
+        assert_eq!(after.len(), whole.len(), "written in place");
+        // Any part of the new record may have reached the disk.
+        for torn in 0..RECORD {
+            let mut bytes = whole.clone();
+            bytes[PLACE..PLACE + torn].copy_from_slice(&after[PLACE..PLACE + torn]);
+            fs::write(&path, &bytes).unwrap();
+            let highest = Epochs::open(directory.path().to_owned()).unwrap().highest("cnv_1");
+            assert!(highest == 7 || (highest == 9 && bytes == after), "{highest} with {torn} bytes");
+        }
+        // The spoilt place is the one that is written next.
+        let epochs = Epochs::open(directory.path().to_owned()).unwrap();
+        epochs.admit("cnv_1", 12).unwrap();
+        drop(epochs);
+        assert_eq!(Epochs::open(directory.path().to_owned()).unwrap().highest("cnv_1"), 12);
+        // With both spoilt nobody knows: that is refused, as a stale owner could act.
+        fs::write(&path, vec![0; 2 * PLACE]).unwrap();
+        assert!(matches!(Epochs::open(directory.path().to_owned()), Err(Error::Storage { .. })));
+    }
+
+    #[test]
+    fn a_file_of_an_older_version_is_read_and_written_anew() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("cnv_1");
+        fs::write(&path, "41").unwrap();
+        let epochs = Epochs::open(directory.path().to_owned()).unwrap();
+        assert!(matches!(epochs.admit("cnv_1", 40), Err(Error::StaleEpoch { highest: 41, .. })));
+        assert!(epochs.admit("cnv_1", 42).unwrap());
+        assert_eq!(read(&fs::read(&path).unwrap()), Some((42, Place::Record(0))));
+        assert_eq!(Epochs::open(directory.path().to_owned()).unwrap().highest("cnv_1"), 42);
     }
 
     #[test]

@@ -3,6 +3,8 @@
 //!
 //! Numbers are assigned once. After a restart the frames up to the last entry rebuild state only: a newer translator
 //! changes what comes, never what came. Unfinished text is never in a journal.
+//!
+//! Blocks are reserved ahead of the file's end ([`Room`]), so that a turn ends, and says so, also when the disk is full.
 
 use std::{
     fs::File,
@@ -17,7 +19,7 @@ use roundhouse_proto::engine::v1::EventBody;
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinHandle;
 
-use crate::error::Error;
+use crate::{error::Error, spares::Spare};
 
 /// Where a numbered event comes from. Frames come in order, so the last position of a spool says what of it is
 /// journalled already.
@@ -237,6 +239,9 @@ pub(crate) enum Record {
     Proved,
     /// The worktree before the turn, for the comparison after it (opaque to everything else).
     Worktree(String),
+    /// What is kept of the session for its next turn, as JSON. The session's own file is written after the turn's end was
+    /// told; should it be behind, this stands.
+    Kept(String),
     /// Numbers up to this one were lost with the host; the next is one more.
     Skip {
         /// The last number that somebody else holds.
@@ -275,6 +280,7 @@ enum Mark {
     Doubt,
     Proved,
     Worktree(String),
+    Kept(String),
     Skip { to: u64 },
 }
 
@@ -302,6 +308,7 @@ impl Record {
             Self::Doubt => Mark::Doubt,
             Self::Proved => Mark::Proved,
             Self::Worktree(state) => Mark::Worktree(state.clone()),
+            Self::Kept(record) => Mark::Kept(record.clone()),
             Self::Skip { to } => Mark::Skip { to: *to },
         };
         let mut bytes = vec![MARK];
@@ -331,6 +338,7 @@ impl Record {
                 Mark::Doubt => Self::Doubt,
                 Mark::Proved => Self::Proved,
                 Mark::Worktree(state) => Self::Worktree(state),
+                Mark::Kept(record) => Self::Kept(record),
                 Mark::Skip { to } => Self::Skip { to },
             }),
             _ => None,
@@ -371,6 +379,50 @@ impl Entry {
     }
 }
 
+/// Bytes kept free for the end of a turn: what stops it, and the terminal event.
+const RESERVE: u64 = 128 * 1024;
+/// Bytes reserved at a time beyond that.
+const STEP: u64 = 64 * 1024;
+
+/// The room that is kept behind a journal's records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Room {
+    /// Blocks are reserved up to here; none where the file system cannot.
+    upto: Option<u64>,
+}
+
+impl Default for Room {
+    fn default() -> Self {
+        Self { upto: Some(0) }
+    }
+}
+
+impl Room {
+    /// Makes sure that a file of `length` bytes has its reserve behind it.
+    ///
+    /// # Errors
+    /// [`Error::Storage`] when the disk has none.
+    pub(crate) fn keep(&mut self, writer: &RecordWriter, length: u64) -> Result<(), Error> {
+        let Some(upto) = self.upto else { return Ok(()) };
+        let needed = length + RESERVE;
+        if needed <= upto {
+            return Ok(());
+        }
+        // Close to the end of the disk a smaller piece may still be had.
+        for wanted in [needed + STEP, needed] {
+            match writer.allocate(upto, wanted) {
+                Ok(able) => {
+                    self.upto = able.then_some(wanted);
+                    return Ok(());
+                }
+                Err(error) if wanted == needed => return Err(error.into()),
+                Err(_) => {}
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Appends to a journal. One writer per journal: the turn's actor.
 #[derive(Debug)]
 pub(crate) struct Journal {
@@ -380,27 +432,34 @@ pub(crate) struct Journal {
     sync: Arc<File>,
     /// The directory entries of a new journal on their way to the disk.
     entries: Option<JoinHandle<Result<(), Error>>>,
+    room: Room,
+    /// The turn is being ended because the disk is full: what is appended may use the reserve.
+    short: bool,
 }
 
 impl Journal {
-    /// Makes a new journal in a new directory, with its first records. They survive the end of this process; the host's
+    /// Makes a new journal in a new directory, out of a spare one if there is one, with its first records. They survive the end of this process; the host's
     /// they survive from the next [`Journal::sync`] on, which waits for what is begun here in the background. Before a
     /// message is accepted a turn that the host forgets is a turn that was never opened.
     ///
     /// # Errors
     /// [`Error::Storage`].
-    pub(crate) fn create(path: &Path, records: &[Record]) -> Result<Self, Error> {
+    pub(crate) fn create(path: &Path, records: &[Record], spare: Option<Spare>) -> Result<Self, Error> {
         let directory =
             path.parent().ok_or_else(|| Error::Internal("journal without directory".to_owned()))?.to_owned();
+        match spare {
+            Some(spare) if spare.name(&directory) => {
+                return Self::begin(path, &directory, records, spare.writer, spare.room);
+            }
+            Some(spare) => spare.discard(),
+            None => {}
+        }
         crate::state_dir::make_dir(&directory).map_err(Error::storage("create the turn's directory"))?;
         let (writer, recovered) = RecordWriter::recover(path)?;
         if !recovered.payloads.is_empty() {
             return Err(Error::Internal(format!("{} exists", path.display())));
         }
-        let mut journal = Self::with(path, writer)?;
-        for record in records {
-            journal.append(record)?;
-        }
+        let mut journal = Self::begin(path, &directory, records, writer, Room::default())?;
         let sync_entries = move || -> Result<(), Error> {
             record::sync_dir(&directory)?;
             if let Some(parent) = directory.parent() {
@@ -413,6 +472,25 @@ impl Journal {
             Err(_) => sync_entries()?,
         }
         Ok(journal)
+    }
+
+    /// Writes the first records; when they cannot be kept there is no journal.
+    fn begin(
+        path: &Path,
+        directory: &Path,
+        records: &[Record],
+        writer: RecordWriter,
+        room: Room,
+    ) -> Result<Self, Error> {
+        let begun = Self::with(path, writer, room).and_then(|mut journal| {
+            records.iter().try_for_each(|record| journal.append(record))?;
+            Ok(journal)
+        });
+        if begun.is_err() {
+            let _ = std::fs::remove_file(path);
+            let _ = std::fs::remove_dir(directory);
+        }
+        begun
     }
 
     /// Opens a journal after a restart: cuts off a torn tail and answers what stands.
@@ -430,7 +508,16 @@ impl Journal {
                 }
             }
         }
-        Ok((Self::with(path, writer)?, records))
+        let mut room = Room::default();
+        if let Err(error) = room.keep(&writer, writer.length()) {
+            tracing::warn!(
+                journal = %path.display(),
+                error = crate::error::chain(&error),
+                "no room is left for the turn's end"
+            );
+            room = Room::default();
+        }
+        Ok((Self::with(path, writer, room)?, records))
     }
 
     /// Reads what stands in a journal and changes nothing; for those who do not own it. Blocking.
@@ -446,9 +533,9 @@ impl Journal {
         Ok(records)
     }
 
-    fn with(path: &Path, writer: RecordWriter) -> Result<Self, Error> {
+    fn with(path: &Path, writer: RecordWriter, room: Room) -> Result<Self, Error> {
         let sync = File::open(path).map_err(Error::storage("open the journal"))?;
-        Ok(Self { path: path.to_owned(), writer, sync: Arc::new(sync), entries: None })
+        Ok(Self { path: path.to_owned(), writer, sync: Arc::new(sync), entries: None, room, short: false })
     }
 
     /// Where it lies.
@@ -457,14 +544,33 @@ impl Journal {
         &self.path
     }
 
-    /// Appends a record. It survives the end of this process; see [`Journal::sync`] for the host's.
+    /// Appends a record. It survives the end of this process; see [`Journal::sync`] for the host's. What stops the turn
+    /// may use the reserve, all else leaves it untouched.
     ///
     /// # Errors
     /// [`Error::Storage`]; then nothing was appended.
     pub(crate) fn append(&mut self, record: &Record) -> Result<(), Error> {
-        self.writer.append(&record.encode()?)?;
+        let bytes = record.encode()?;
+        if !self.short && !matches!(record, Record::Stop(_)) {
+            self.room.keep(&self.writer, self.writer.length() + bytes.len() as u64)?;
+        }
+        self.writer.append(&bytes)?;
         Ok(())
     }
+
+    /// From here on the reserve is used: the turn can only end.
+    pub(crate) fn use_reserve(&mut self) {
+        self.short = true;
+    }
+
+    /// Whether the turn can only end, and should say no more than that.
+    #[must_use]
+    pub(crate) fn is_short(&self) -> bool {
+        self.short
+    }
+
+    /// Bytes that the terminal event of a turn that can only end may have, about.
+    pub(crate) const LAST: usize = 64 * 1024;
 
     /// Puts all records on disk. Cancel safe: the sync goes on.
     ///
@@ -539,7 +645,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("turns/trn_1/journal");
         let stop = Record::Stop(StopCause::Cancel);
-        let mut journal = Journal::create(&path, &[stop.clone(), entry(1)]).unwrap();
+        let mut journal = Journal::create(&path, &[stop.clone(), entry(1)], None).unwrap();
         journal.append(&entry(2)).unwrap();
         journal.sync().await.unwrap();
         drop(journal);
@@ -561,7 +667,7 @@ mod tests {
     fn a_second_creation_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("t/journal");
-        drop(Journal::create(&path, &[entry(1)]).unwrap());
-        assert!(Journal::create(&path, &[]).is_err());
+        drop(Journal::create(&path, &[entry(1)], None).unwrap());
+        assert!(Journal::create(&path, &[], None).is_err());
     }
 }

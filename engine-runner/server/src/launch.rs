@@ -24,6 +24,7 @@ use crate::{
     engine::Engine,
     environment,
     error::{Error, chain},
+    fingerprint::{self, Hashed},
     ids, install,
     journal::{ProcessOpen, SessionOpen},
     keeper::{Attach, attach},
@@ -269,6 +270,7 @@ pub(crate) fn plan(context: &Context, wanted: &Wanted) -> Result<Plan, Error> {
         prompt_changed,
         // What a process is told at its opening belongs to that process alone.
         carry: Carry { setup: None, ..carry.clone() },
+        revision: known.as_ref().map_or(0, |record| record.revision),
         fingerprint: known.and_then(|record| record.fingerprint),
         spool_id: Some(spool_id.clone()),
         unusable: None,
@@ -454,21 +456,20 @@ fn no_file(error: &io::Error) -> FileFacts {
     }
 }
 
-/// The fingerprint of a session's file as it is now; none when it cannot be found or read. Blocking.
+/// The hash of a session's file as it is now, carried on from an earlier one; none when it cannot be found or read.
+/// Blocking.
 #[must_use]
 pub(crate) fn fingerprint(
     adapter: &dyn Adapter,
     home: &Path,
     native: &NativeRef,
     recorded: Option<&str>,
-) -> Option<Fingerprint> {
+    earlier: Option<Hashed>,
+) -> Option<Hashed> {
     let files = adapter.session_files(native)?;
     let found = find_files(home, &files);
-    let path = files.choose(recorded.or(native.file.as_deref()), &found)?.to_owned();
-    let mut file = open_regular(&home.join(&path)).ok()?;
-    let length = file.metadata().ok()?.len();
-    let (sha256, length) = sha256_prefix(&mut file, length).ok()?;
-    Some(Fingerprint { file: path, length, sha256 })
+    let path = files.choose(recorded.or(native.file.as_deref()), &found)?;
+    fingerprint::hash(home, path, earlier).ok()
 }
 
 /// Starts a planned process and takes hold of it. The home's lock is to be held.
@@ -497,6 +498,7 @@ pub(crate) async fn start(
             if let Some(known) = SessionRecord::load(&shared.state, &session_id)? {
                 record.opened |= known.opened;
                 record.unusable = known.unusable;
+                record.revision = record.revision.max(known.revision);
             }
             record.store(&shared.state)
         })?;
@@ -542,6 +544,7 @@ pub(crate) async fn start(
         init_pid: 0,
         engine_pid: 0,
         last_frame: 0,
+        hashed: None,
         gone: false,
         token: context.pool.token(),
     });
@@ -638,6 +641,7 @@ pub(crate) async fn adopt(
         init_pid: 0,
         engine_pid: 0,
         last_frame: after.unwrap_or(status.position.frame),
+        hashed: None,
         gone: false,
         token: context.pool.token(),
     });

@@ -351,7 +351,7 @@ impl Runner {
             })));
         }
         let path = context.state.journal(&request.turn_id);
-        let journal = Journal::create(&path, &records)?;
+        let journal = Journal::create(&path, &records, context.spares.take())?;
         crate::kill_point!("runner::turn_opened");
         let state = State::fold(&records);
         let (opener, answer) = oneshot::channel();
@@ -683,6 +683,10 @@ impl Runner {
             Err(error) => return Err(error),
         };
         let state = State::fold(&records);
+        if let Some(session) = &state.session {
+            // The journal may be the only place on disk that has it.
+            SessionRecord::flush(&self.context.state, &session.session_id)?;
+        }
         let tombstone = Tombstone {
             turn_id: turn_id.to_owned(),
             conversation_id: handle.conversation_id.clone(),
@@ -707,6 +711,7 @@ impl Runner {
             Err(error) => return Err(Error::storage("remove an acknowledged journal")(error)),
         }
         self.lock().remove(turn_id);
+        self.context.spares.refill(&self.context.tasks);
         Ok(())
     }
 

@@ -41,6 +41,7 @@ use crate::{
     prune, registration,
     runner::Runner,
     slots::Slots,
+    spares::Spares,
     startup,
     state_dir::{StateDir, StateError},
     turn::Command,
@@ -145,11 +146,14 @@ pub async fn prepare(config: Config, keeper_executable: Option<PathBuf>) -> Resu
         tracing::warn!(error = chain(&error), "orphans of engines will not come back to the runner");
     }
     let epochs = Epochs::open(state.epochs()).map_err(RunError::Recover)?;
+    let spares = Arc::new(Spares::new(state.turns()));
+    spares.take_up().map_err(RunError::Recover)?;
     let roots = Roots::new(state.runner_id(), &settings.roots);
     let context = Arc::new(Context {
         engines: config.engines,
         roots,
         epochs,
+        spares,
         slots: Slots::default(),
         pool: Pool::default(),
         homes: Homes::default(),
@@ -179,6 +183,7 @@ pub async fn prepare(config: Config, keeper_executable: Option<PathBuf>) -> Resu
     }
     context.tasks.spawn(pool::watch_memory(Arc::clone(&context)));
     context.tasks.spawn(prune::keep(Arc::clone(&runner)));
+    context.spares.refill(&context.tasks);
     context.tasks.spawn(startup::read_again(Arc::clone(&runner)));
     if !context.settings.control_plane.is_empty() {
         let advertised = if context.settings.advertise.is_empty() {

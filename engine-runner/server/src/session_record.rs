@@ -1,9 +1,13 @@
 //! What the runner knows of a session, on disk. The session outlives its processes and its turns.
+//!
+//! What a turn leaves is put on disk with the turn's end, in its journal, and the session's own file is written after the
+//! end was told. Until then the newer record is held here, and found by whoever loads it; the journal is not given up
+//! before the file is on disk.
 
 use std::{
     collections::HashMap,
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use roundhouse_engines::{Carry, Fingerprint, NativeRef, Permissions};
@@ -85,9 +89,27 @@ pub(crate) struct SessionRecord {
     /// The spool of the newest process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spool_id: Option<String>,
+    /// Grows with every change.
+    #[serde(default)]
+    pub revision: u64,
     /// Why it cannot be used any more. Never taken back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unusable: Option<String>,
+}
+
+/// Records that are newer than their files, by session. One lock per session: whoever writes a file has it.
+#[derive(Debug, Default)]
+pub(crate) struct Held(Mutex<HashMap<String, Arc<Mutex<Option<SessionRecord>>>>>);
+
+impl Held {
+    fn of(&self, session_id: &str) -> Arc<Mutex<Option<SessionRecord>>> {
+        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(held.entry(session_id.to_owned()).or_default())
+    }
+}
+
+fn lock(held: &Mutex<Option<SessionRecord>>) -> MutexGuard<'_, Option<SessionRecord>> {
+    held.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl SessionRecord {
@@ -96,6 +118,15 @@ impl SessionRecord {
     /// # Errors
     /// [`Error::Storage`]; also for a damaged record, which is never taken for a missing one.
     pub(crate) fn load(state: &StateDir, session_id: &str) -> Result<Option<Self>, Error> {
+        let held = state.held.of(session_id);
+        let held = lock(&held);
+        match &*held {
+            Some(record) => Ok(Some(record.clone())),
+            None => Self::read(state, session_id),
+        }
+    }
+
+    fn read(state: &StateDir, session_id: &str) -> Result<Option<Self>, Error> {
         read_json(&state.session_record(session_id)).map_err(|error| match error {
             StateError::Io { action, source, .. } => Error::Storage { action, source },
             other => {
@@ -137,10 +168,132 @@ impl SessionRecord {
     /// # Errors
     /// [`Error::Storage`].
     pub(crate) fn store(&self, state: &StateDir) -> Result<(), Error> {
+        let held = state.held.of(&self.session_id);
+        let mut held = lock(&held);
+        Self { revision: self.revision + 1, ..self.clone() }.write(state)?;
+        *held = None;
+        Ok(())
+    }
+
+    fn write(&self, state: &StateDir) -> Result<(), Error> {
         let path = state.session_record(&self.session_id);
         if let Some(directory) = path.parent() {
             make_dir(directory).map_err(Error::storage("create the session's directory"))?;
         }
         write_json(&path, self).map_err(Error::storage("write the session"))
+    }
+
+    /// Holds it as the newest one until [`SessionRecord::flush`]. Answers it as a journal keeps it, for
+    /// [`SessionRecord::recover`].
+    ///
+    /// # Errors
+    /// [`Error::Internal`]; nothing of ours fails to serialise.
+    pub(crate) fn hold(self, state: &StateDir) -> Result<String, Error> {
+        let record = Self { revision: self.revision + 1, ..self };
+        let text = serde_json::to_string(&record)
+            .map_err(|error| Error::Internal(format!("session record: {error}")))?;
+        let held = state.held.of(&record.session_id);
+        *lock(&held) = Some(record);
+        Ok(text)
+    }
+
+    /// Puts on disk what is held of a session. Blocking; repeatable.
+    ///
+    /// # Errors
+    /// [`Error::Storage`]; it stays held.
+    pub(crate) fn flush(state: &StateDir, session_id: &str) -> Result<(), Error> {
+        let held = state.held.of(session_id);
+        let mut held = lock(&held);
+        if let Some(record) = &*held {
+            record.write(state)?;
+            *held = None;
+        }
+        Ok(())
+    }
+
+    /// Takes what a journal kept, unless the session's file is as new. On disk when this returns. Blocking.
+    ///
+    /// # Errors
+    /// [`Error::Storage`].
+    pub(crate) fn recover(state: &StateDir, kept: &str) -> Result<(), Error> {
+        let record: Self = serde_json::from_str(kept).map_err(|error| Error::Storage {
+            action: "read a session in a journal",
+            source: std::io::Error::other(error),
+        })?;
+        // A file that cannot be read says nothing about what is newer, and is left to whoever needs it.
+        match Self::load(state, &record.session_id) {
+            Ok(Some(known)) if known.revision >= record.revision => Ok(()),
+            Ok(_) => record.write(state),
+            Err(error) => {
+                tracing::warn!(error = crate::error::chain(&error), "a session's record is left as it is");
+                Ok(())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(model: &str) -> SessionRecord {
+        SessionRecord {
+            session_id: "ses_1".to_owned(),
+            conversation_id: "cnv_1".to_owned(),
+            workspace: "/w".into(),
+            engine: "claude-code".to_owned(),
+            identity: "default".to_owned(),
+            home: "/h".into(),
+            native: None,
+            opened: true,
+            launched: Launched {
+                model: model.to_owned(),
+                effort: None,
+                permissions: Permissions::Ask,
+                prompt_sha256: String::new(),
+            },
+            prompt_changed: false,
+            carry: Carry::default(),
+            fingerprint: None,
+            spool_id: None,
+            revision: 0,
+            unusable: None,
+        }
+    }
+
+    fn model(state: &StateDir) -> Option<String> {
+        SessionRecord::load(state, "ses_1").unwrap().map(|record| record.launched.model)
+    }
+
+    #[test]
+    fn s04_what_is_held_is_seen_at_once_and_comes_to_the_disk_by_flush_or_journal() {
+        let root = tempfile::tempdir().unwrap();
+        let state = StateDir::open(root.path()).unwrap();
+        record("first").store(&state).unwrap();
+        let mut next = SessionRecord::load(&state, "ses_1").unwrap().unwrap();
+        next.launched.model = "second".to_owned();
+        let journalled = next.hold(&state).unwrap();
+        assert_eq!(model(&state).as_deref(), Some("second"));
+        drop(state);
+        // The runner died before it wrote the file: the journal has it.
+        let state = StateDir::open(root.path()).unwrap();
+        assert_eq!(model(&state).as_deref(), Some("first"));
+        SessionRecord::recover(&state, &journalled).unwrap();
+        assert_eq!(model(&state).as_deref(), Some("second"));
+        // A later turn has written the file since: an older journal changes nothing.
+        let mut third = SessionRecord::load(&state, "ses_1").unwrap().unwrap();
+        third.launched.model = "third".to_owned();
+        third.clone().hold(&state).unwrap();
+        SessionRecord::flush(&state, "ses_1").unwrap();
+        SessionRecord::flush(&state, "ses_1").unwrap();
+        SessionRecord::recover(&state, &journalled).unwrap();
+        drop(state);
+        let state = StateDir::open(root.path()).unwrap();
+        assert_eq!(model(&state).as_deref(), Some("third"));
+        // What is stored while an older record is held stands.
+        third.clone().hold(&state).unwrap();
+        record("fourth").store(&state).unwrap();
+        SessionRecord::flush(&state, "ses_1").unwrap();
+        assert_eq!(model(&state).as_deref(), Some("fourth"));
     }
 }

@@ -23,7 +23,7 @@ use std::{
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::ids;
+use crate::{ids, session_record::Held};
 
 /// Why a state directory cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -69,6 +69,8 @@ pub struct StateDir {
     root: PathBuf,
     identity: std::sync::Mutex<Identity>,
     runner_id: String,
+    /// Records of sessions that are newer than their files.
+    pub(crate) held: Held,
     /// Held open: the lock goes with it.
     _lock: File,
 }
@@ -170,6 +172,7 @@ impl StateDir {
             root,
             runner_id: identity.runner_id.clone(),
             identity: std::sync::Mutex::new(identity),
+            held: Held::default(),
             _lock: lock,
         })
     }

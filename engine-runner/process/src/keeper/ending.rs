@@ -247,6 +247,7 @@ impl Keeper {
         let (dropped_frames, dropped_bytes) = self.spool.dropped();
         self.spool.append(FrameBody::Closed { cause: self.cause, dropped_frames, dropped_bytes }, Room::Last);
         let _ = self.spool.sync();
+        self.spool.close();
         let end = self.spool.end();
         self.links.settle(end);
         self.links.end(end, FAREWELL);

@@ -28,6 +28,9 @@ use std::time::{Duration, Instant};
 /// The longest sleep: times that count suspended time are looked at anew this often.
 const SLEEP_MAX: Duration = Duration::from_secs(30);
 
+/// How long after a turn's end the next segment's file is made: the runner writes what it keeps of the turn first.
+const PREPARE_PAUSE: Duration = Duration::from_millis(50);
+
 /// What the loop needs of the plan.
 #[derive(Debug)]
 pub(super) struct Facts {
@@ -74,6 +77,8 @@ pub(super) struct Keeper {
     pub(super) kill: Option<PendingKill>,
     /// After the engine's end, its pipes are read up to here.
     pub(super) drain_until: Option<Instant>,
+    /// When the next segment's file is made.
+    prepare_at: Option<Instant>,
     runnerless_since: Option<u64>,
     last_begin: Option<Mark>,
     last_end: Option<Mark>,
@@ -133,6 +138,7 @@ impl Keeper {
             cause: Cause::EngineExit,
             kill: None,
             drain_until: None,
+            prepare_at: None,
             runnerless_since: Some(clock::boottime_ns()),
             last_begin: None,
             last_end: None,
@@ -190,7 +196,7 @@ impl Keeper {
         let mut sleep = SLEEP_MAX;
         // After the engine's end no step of a release is due any more.
         let step = self.ending.deadline().filter(|_| self.exit.is_none());
-        let times = [step, self.drain_until, self.kill.as_ref().map(PendingKill::next)];
+        let times = [step, self.drain_until, self.prepare_at, self.kill.as_ref().map(PendingKill::next)];
         for time in times.into_iter().flatten() {
             sleep = sleep.min(time.saturating_duration_since(now));
         }
@@ -270,6 +276,10 @@ impl Keeper {
     }
 
     fn look_at_clock(&mut self) {
+        if self.prepare_at.is_some_and(|at| at <= Instant::now()) {
+            self.prepare_at = None;
+            self.spool.prepare();
+        }
         if self.links.has_runner() {
             self.runnerless_since = None;
             return;
@@ -363,6 +373,7 @@ impl Keeper {
         if let Some(open) = self.spool.turn_id().map(str::to_owned) {
             self.end_turn(&open)?;
         }
+        self.prepare_at = None;
         self.output.turn_mark(&mut self.spool);
         let frame = self.spool.begin_turn(&turn_id).ok_or(Refusal::Storage)?;
         let segment = self.spool.end().segment;
@@ -381,6 +392,7 @@ impl Keeper {
         let frame = self.spool.end_turn(turn_id).ok_or(Refusal::Storage)?;
         let SpoolEnd { segment, .. } = self.spool.end();
         self.last_end = Some(Mark { turn_id: turn_id.to_owned(), frame, segment });
+        self.prepare_at = Some(Instant::now() + PREPARE_PAUSE);
         self.spool.sync().map_err(|_| Refusal::Storage)?;
         Ok(Response::Turn { frame, segment })
     }

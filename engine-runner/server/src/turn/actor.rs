@@ -566,6 +566,10 @@ impl Turn {
         if self.state.has(&source) {
             return Ok(None);
         }
+        if self.journal.is_short() && !matches!(body.kind, Some(Kind::Terminal(_))) {
+            // What is left of the room is the end's, which says that the rest could not be kept. The spool may have it.
+            return Ok(None);
+        }
         let at_millis = Timestamp::now().as_millisecond();
         let number = self.state.last + 1;
         let event =
@@ -641,6 +645,7 @@ impl Turn {
     /// What must be kept cannot be written: the engine is stopped, and the end is tried again until it can be told.
     fn storage_failed(&mut self, error: &Error) {
         tracing::error!(turn = self.id, error = chain(error), "a turn cannot go on");
+        self.journal.use_reserve();
         if self.stage == Stage::Ending || self.stage == Stage::Ended {
             self.timers.storage = Some(Instant::now() + STORAGE_RETRY);
             return;

@@ -21,10 +21,11 @@ use crate::{
     context::Context,
     engine::{Engine, processes},
     error::{Error, chain},
+    fingerprint::Hashed,
     git::{Changes, Worktree},
     grpc::to_proto,
     holds::{self, Hold},
-    journal::{Source, StopCause},
+    journal::{Journal, Record, Source, StopCause},
     launch, leftovers, pool,
     session_record::{Launched, SessionRecord},
     workspace::Workspace,
@@ -50,6 +51,8 @@ pub(super) struct Ended {
     late: bool,
     /// Processes of the cancelled turn survived the interrupt, so the engine was ended.
     survivors: bool,
+    /// What is kept of the session, as the journal keeps it.
+    record: Option<String>,
     told: bool,
 }
 
@@ -115,6 +118,7 @@ async fn work(mut work: Work) -> Ended {
     };
     let mut survivors = false;
     let mut kept = None;
+    let mut record = None;
     if let Some(mut engine) = work.engine.take() {
         if work.process_gone || engine.gone || engine.keeper.is_dead() {
             engine.frames.close();
@@ -127,8 +131,7 @@ async fn work(mut work: Work) -> Ended {
                 tracing::warn!(error = chain(&error), "a dead keeper was not closed");
             }
             let _ = tokio::fs::remove_dir_all(&engine.temporary).await;
-            let kept_facts = Remembered::of(&engine);
-            remember(&work.context, work.session_id.clone(), kept_facts).await;
+            (record, _) = remember(&work.context, work.session_id.clone(), Remembered::of(&engine)).await;
         } else {
             if let Some(since) = work.cancelled_since {
                 survivors = has_survivors(engine.init_pid, engine.engine_pid, since).await;
@@ -139,16 +142,19 @@ async fn work(mut work: Work) -> Ended {
                 }
                 let _home = work.context.homes.lock(&engine.home).await;
                 engine.release(pool::SETTLE, pool::TERM).await;
-                let kept_facts = Remembered::of(&engine);
-                remember(&work.context, work.session_id.clone(), kept_facts).await;
+                (record, _) = remember(&work.context, work.session_id.clone(), Remembered::of(&engine)).await;
             } else {
                 let ended = engine.keeper.ask(Request::EndTurn { turn_id: work.turn_id.clone() });
-                let kept_facts = Remembered::of(&engine);
-                let (ended, ()) =
-                    tokio::join!(ended, remember(&work.context, work.session_id.clone(), kept_facts));
-                if let Err(error) = ended {
-                    tracing::warn!(turn = work.turn_id, %error, "a turn's end is not in the spool");
-                }
+                // Nothing of the turn waits for this mark: its end stands in its journal. Whatever the keeper is asked
+                // next comes after it.
+                let turn_id = work.turn_id.clone();
+                work.context.tasks.spawn(async move {
+                    if let Err(error) = ended.await {
+                        tracing::warn!(turn = turn_id, %error, "a turn's end is not in the spool");
+                    }
+                });
+                (record, engine.hashed) =
+                    remember(&work.context, work.session_id.clone(), Remembered::of(&engine)).await;
                 kept = Some(engine);
             }
         }
@@ -161,7 +167,7 @@ async fn work(mut work: Work) -> Ended {
         Ok(looked) => (false, looked.unwrap_or_default()),
         Err(_) => (true, Default::default()),
     };
-    Ended { engine: kept, after, changes, late, survivors, told: false }
+    Ended { engine: kept, after, changes, late, survivors, record, told: false }
 }
 
 /// What an engine process leaves for its session.
@@ -172,6 +178,7 @@ struct Remembered {
     carry: Carry,
     launched: Launched,
     spool_id: String,
+    hashed: Option<Hashed>,
 }
 
 impl Remembered {
@@ -183,24 +190,33 @@ impl Remembered {
             carry: engine.translator.carry(),
             launched: engine.launched.clone(),
             spool_id: engine.spool_id.clone(),
+            hashed: engine.hashed.clone(),
         }
     }
 }
 
-/// Keeps what the next turn of the session needs.
-async fn remember(context: &Arc<Context>, session_id: Option<String>, left: Remembered) {
-    let Some(session_id) = session_id else { return };
+/// What the next turn of the session needs, and how far its file is hashed.
+async fn remember(
+    context: &Arc<Context>,
+    session_id: Option<String>,
+    left: Remembered,
+) -> (Option<String>, Option<Hashed>) {
+    let Some(session_id) = session_id else { return (None, left.hashed) };
     let context = Arc::clone(context);
-    let Remembered { adapter, home, native, carry, launched, spool_id } = left;
-    let stored = tokio::task::spawn_blocking(move || -> Result<(), Error> {
-        SessionRecord::update(&context, &session_id, |record| {
+    let Remembered { adapter, home, native, carry, launched, spool_id, mut hashed } = left;
+    let made = tokio::task::spawn_blocking(move || -> Result<_, Error> {
+        context.records.with(&session_id, || {
+            let Some(mut record) = SessionRecord::load(&context.state, &session_id)? else {
+                return Ok((None, hashed));
+            };
             let recorded = record.native.as_ref().and_then(|known| known.file.clone());
-            if carry.committed
-                && let Some(print) = launch::fingerprint(adapter, &home, &native, recorded.as_deref())
-            {
-                let file = Some(print.file.clone());
-                record.native = Some(NativeRef { id: native.id.clone(), file });
-                record.fingerprint = Some(print);
+            if carry.committed {
+                hashed = launch::fingerprint(adapter, &home, &native, recorded.as_deref(), hashed);
+                if let Some(print) = hashed.as_ref().map(Hashed::print) {
+                    let file = Some(print.file.clone());
+                    record.native = Some(NativeRef { id: native.id.clone(), file });
+                    record.fingerprint = Some(print);
+                }
             }
             if record.native.is_none() && !native.id.is_empty() {
                 record.native = Some(native);
@@ -209,12 +225,20 @@ async fn remember(context: &Arc<Context>, session_id: Option<String>, left: Reme
             record.carry = carry;
             record.launched = launched;
             record.spool_id = Some(spool_id);
-            true
+            Ok((Some(record.hold(&context.state)?), hashed))
         })
     })
     .await;
-    if let Ok(Err(error)) = stored {
-        tracing::error!(error = chain(&error), "a session's record was not written");
+    match made {
+        Ok(Ok(made)) => made,
+        Ok(Err(error)) => {
+            tracing::error!(error = chain(&error), "a session's record was not made");
+            (None, None)
+        }
+        Err(error) => {
+            tracing::error!(%error, "a session's record was not made");
+            (None, None)
+        }
     }
 }
 
@@ -278,6 +302,7 @@ impl Turn {
             return Err(error);
         }
         self.stage = Stage::Ended;
+        self.flush_session();
         // Callers that still wait for the opening learn why there is none.
         let error = match self.outcome() {
             (Outcome::Failed | Outcome::Lost, Some(failure)) => {
@@ -293,6 +318,19 @@ impl Turn {
             }
         }
         Ok(())
+    }
+
+    /// Writes the session's file, beside everything else: until then the journal has what it lacks.
+    fn flush_session(&self) {
+        let Some(session_id) = self.state.session.as_ref().map(|session| session.session_id.clone()) else {
+            return;
+        };
+        let context = Arc::clone(&self.context);
+        self.context.tasks.spawn_blocking(move || {
+            if let Err(error) = SessionRecord::flush(&context.state, &session_id) {
+                tracing::error!(error = chain(&error), "a session's record is not in its file yet");
+            }
+        });
     }
 
     async fn tell_end(&mut self, ended: &mut Ended) -> Result<(), Error> {
@@ -331,13 +369,24 @@ impl Turn {
                     pool::put(&self.context, engine);
                 }
             }
+            // On a full disk the reserve is the terminal event's; the session's file is tried all the same.
+            if let Some(kept) = ended.record.take()
+                && !self.journal.is_short()
+            {
+                self.record(Record::Kept(kept))?;
+            }
             if self.left_behind {
                 self.hold_workspace().await;
             }
             if !self.holds {
                 self.context.slots.free(&self.id);
             }
-            let terminal = self.terminal();
+            let mut terminal = self.terminal();
+            if self.journal.is_short() && terminal.result.len() > Journal::LAST {
+                let end = terminal.result.floor_char_boundary(Journal::LAST);
+                terminal.result.truncate(end);
+                terminal.truncated = true;
+            }
             tracing::info!(turn = self.id, outcome = ?terminal.outcome(), "turn ended");
             self.emit_synced(Source::Synthetic, to_proto::body(Kind::Terminal(terminal))).await?;
         } else {

@@ -141,6 +141,13 @@ pub(crate) async fn recover(context: &Arc<Context>, turn_id: &str) -> Result<Opt
         .await
         .map_err(|error| Error::Internal(format!("recovery task: {error}")))??;
     let state = State::fold(&records);
+    if let Some(kept) = state.kept.clone() {
+        // Its file may be behind, as it is written after the turn's end is told.
+        let recovering = Arc::clone(context);
+        tokio::task::spawn_blocking(move || SessionRecord::recover(&recovering.state, &kept))
+            .await
+            .map_err(|error| Error::Internal(format!("recovery task: {error}")))??;
+    }
     let Some(open) = state.open.clone() else {
         discard(context, turn_id).await;
         return Ok(None);
@@ -353,6 +360,15 @@ impl Turn {
         };
         let Some(record) = record else { return };
         let dir = self.spool_dir(&process.session_id, &process.spool_id);
+        let settling = dir.clone();
+        // First: what the spool lacks counts as never written, and would be given to an engine again.
+        let settled = tokio::task::spawn_blocking(move || roundhouse_process::settle_spool(&settling)).await;
+        if let Some(error) =
+            settled.map_or_else(|error| Some(error.to_string()), |s| s.err().map(|e| chain(&e)))
+        {
+            self.left_alone(&format!("the engine's spool cannot be read: {error}"));
+            return;
+        }
         let after = process.after;
         let (keeper, frames) = keeper::dead(dir.clone(), after);
         let engine = Box::new(Engine {
@@ -370,6 +386,7 @@ impl Turn {
             init_pid: 0,
             engine_pid: 0,
             last_frame: after,
+            hashed: None,
             gone: false,
             token: self.context.pool.token(),
         });

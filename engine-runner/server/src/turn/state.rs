@@ -60,6 +60,8 @@ pub(crate) struct State {
     pub doubt: bool,
     /// The worktree before the turn.
     pub worktree: Option<String>,
+    /// What is kept of the session, as its record says.
+    pub kept: Option<String>,
     /// `evidence` before the turn is in the journal.
     pub evidence: bool,
     /// `evidence` after the turn is in the journal.
@@ -135,6 +137,7 @@ impl State {
             Record::Dead { .. } => {}
             Record::Doubt => self.doubt = true,
             Record::Proved => self.doubt = false,
+            Record::Kept(record) => self.kept = Some(record.clone()),
             Record::Worktree(worktree) => self.worktree = Some(worktree.clone()),
             Record::Skip { to } => self.last = self.last.max(*to),
             Record::Entry(entry) => {

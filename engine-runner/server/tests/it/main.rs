@@ -8,6 +8,7 @@
 )]
 
 mod codex;
+mod disk;
 mod facts;
 mod keepers;
 mod lost_power;

@@ -59,6 +59,8 @@ pub(crate) struct With {
     pub(crate) user: Option<u32>,
     /// Makes files in the test's directory before the start, and answers variables of the runner.
     pub(crate) prepare: Option<fn(&Path) -> Variables>,
+    /// The state directory is a disk of its own, of so many bytes, which only the runner and what it starts see.
+    pub(crate) disk: Option<u64>,
 }
 
 impl With {
@@ -161,6 +163,23 @@ impl Rig {
             env.insert("FAILPOINTS".to_owned(), points.to_owned());
         }
         let log = TestLog::create(&path.join("runner.log"))?;
+        if let Some(bytes) = with.disk {
+            std::fs::create_dir(&state)?;
+            let mount = "mount -t tmpfs -o size=\"$1\",mode=700 tmpfs \"$2\" && shift 2 && exec \"$@\"";
+            let before = [
+                "-m",
+                "--",
+                "sh",
+                "-c",
+                mount,
+                "sh",
+                &bytes.to_string(),
+                &text(&state),
+                &text(&runner_program),
+            ];
+            args.splice(0..0, before.map(str::to_owned));
+            runner_program = PathBuf::from("unshare");
+        }
         let mut spec = Spec { name: "engine-runner".to_owned(), program: runner_program, args, env };
         if let Some(user) = user {
             let id = user.to_string();
@@ -183,6 +202,19 @@ impl Rig {
     pub(crate) async fn again(&mut self) -> anyhow::Result<()> {
         self.service.clear_env("FAILPOINTS");
         self.service.start_again().await
+    }
+
+    /// Fills the runner's own disk to the last byte.
+    pub(crate) fn fill_disk(&self) -> anyhow::Result<()> {
+        use std::io::Write as _;
+        let pid = self.service.pid().context("the runner has ended")?;
+        // As its own processes see the directory.
+        let seen = PathBuf::from(format!("/proc/{pid}/root{}", self.state.display()));
+        let mut filler = std::fs::File::create(seen.join("filler"))?;
+        for size in [64 * 1024, 4096, 1] {
+            while filler.write_all(&vec![b'x'; size]).is_ok() {}
+        }
+        Ok(())
     }
 
     /// A path in the test's own directory.

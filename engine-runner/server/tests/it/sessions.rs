@@ -419,7 +419,15 @@ async fn idle_engines_make_room_when_memory_is_short_and_their_sessions_go_on() 
     std::fs::write(rig.path("meminfo.new"), LITTLE).unwrap();
     std::fs::rename(rig.path("meminfo.new"), rig.path("meminfo")).unwrap();
     wait_until("the idle engines are closed", BOUND, || engines() == 1).await.unwrap();
-    assert_eq!(warm(&mut client).await, ["ses_3"], "one that works is left alone");
+    // A process is gone a moment before it is forgotten.
+    let mut tick = tokio::time::interval(std::time::Duration::from_millis(10));
+    let mut left = warm(&mut client).await;
+    let deadline = tokio::time::Instant::now() + BOUND;
+    while left != ["ses_3"] && tokio::time::Instant::now() < deadline {
+        tick.tick().await;
+        left = warm(&mut client).await;
+    }
+    assert_eq!(left, ["ses_3"], "one that works is left alone");
     std::fs::write(&gate, "").unwrap();
     let events = busy.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
     assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Completed, "{:?}", names(&events));
