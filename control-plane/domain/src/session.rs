@@ -217,6 +217,19 @@ pub fn choose(sessions: &[Session], want: &Want<'_>, continues: impl Fn(&str, &s
     }
 }
 
+/// The session that a new one for this agent stands in for: the one that was used last, if that is unusable and has no
+/// replacement yet. A new session beside one that is well (another model, another prompt) replaces nothing.
+///
+/// `sessions` are those of the turn's conversation in its workspace.
+#[must_use]
+pub fn stands_in_for<'a>(sessions: &'a [Session], agent: &AgentSnapshot) -> Option<&'a SessionId> {
+    let ours = sessions.iter().filter(|s| s.agent_name == agent.name && s.engine == agent.engine);
+    let last = ours.max_by_key(|s| (s.use_time, s.create_time, s.id.clone()))?;
+    let lost = matches!(last.state, SessionState::Unusable(_));
+    let replaced = sessions.iter().any(|s| s.replaces.as_ref() == Some(&last.id));
+    (lost && !replaced).then_some(&last.id)
+}
+
 /// Where a session's watermark stands when the engine took a message at `position`: it has that message, and with it
 /// all that was given as context in the same delivery, of which `through` is the last position. That is a later one
 /// than the message's when a turn is tried again: the text of the failed try stands after the message.

@@ -219,7 +219,8 @@ pub trait Store: Send + Sync + 'static {
     /// `NotFound`. Never a conflict over another snapshot: the turn that is returned holds the one that stands.
     async fn set_agent(&self, owner: &Owner, snapshot: AgentSnapshot) -> Result<Turn>;
 
-    /// Binds a session to the turn: an existing active one, or a new row, before the engine starts.
+    /// Binds a session to the turn: an existing active one, or a new row, before the engine starts. A new one replaces
+    /// the agent's last one there, if that is unusable and nothing replaced it yet.
     ///
     /// Crash: repeat; a turn that has a session keeps it, and it is returned.
     ///

@@ -132,6 +132,28 @@ fn s10_switching_back_to_a_model_finds_its_session_before_one_that_could_go_on_w
 }
 
 #[test]
+fn s61_a_new_session_stands_in_for_the_last_one_if_that_is_lost() {
+    let agent = agent("Be brief.");
+    let (older, mut newer) = (session(1, 5, &agent), session(2, 9, &agent));
+    assert_eq!(stands_in_for(&[], &agent), None);
+    assert_eq!(stands_in_for(&[older.clone(), newer.clone()], &agent), None, "both are well");
+    newer.state = SessionState::Unusable("gone".into());
+    assert_eq!(stands_in_for(&[older.clone(), newer.clone()], &agent), Some(&newer.id));
+    let mut other = older.clone();
+    other.engine = "codex".into();
+    other.use_time = Timestamp(99);
+    assert_eq!(
+        stands_in_for(&[other, newer.clone()], &agent),
+        Some(&newer.id),
+        "another engine's is no matter"
+    );
+    let mut stand_in = session(3, 12, &agent);
+    stand_in.replaces = Some(newer.id.clone());
+    stand_in.agent_name = "other".into();
+    assert_eq!(stands_in_for(&[newer, stand_in], &agent), None, "it has a replacement");
+}
+
+#[test]
 fn what_was_given_beside_a_message_counts_when_the_message_was_taken() {
     assert_eq!(watermark_at_acceptance(Position(2), Position(5), Some(Position(4))), Position(5));
     assert_eq!(watermark_at_acceptance(Position(2), Position(5), Some(Position(6))), Position(6));

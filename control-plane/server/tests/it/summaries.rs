@@ -140,7 +140,7 @@ async fn s16_a_person_takes_a_session_out_of_use_but_never_during_a_turn() {
     world.runner.state().reply = Reply::Echo;
     let third = world.send(&conversation, "question-3").await;
     let (third, _) = world.finish(&third).await;
-    assert_eq!((third.status(), third.origin()), (TurnStatus::Completed, Origin::Started));
+    assert_eq!((third.status(), third.origin()), (TurnStatus::Completed, Origin::Replaced));
     assert_ne!(third.session_id, first.session_id);
     let told = world.runner.opens().last().unwrap().context.clone();
     assert!(told.contains("question-1") && told.contains("question-2"), "{told}");
@@ -160,5 +160,7 @@ async fn s16_a_person_takes_a_session_out_of_use_but_never_during_a_turn() {
         control::MarkSessionUnusableRequest { reason: " ".into(), request_id: String::new(), ..mark };
     let status = client.mark_session_unusable(silent).await.unwrap_err();
     assert_eq!(reason(&status), "FIELD_INVALID");
-    assert_eq!(sessions(&world, &conversation).await.len(), 2, "it stays listed");
+    let all = sessions(&world, &conversation).await;
+    assert_eq!(all.len(), 2, "it stays listed");
+    assert_eq!((&all[1].replaces, all[1].origin()), (&first.session_id, Origin::Replaced));
 }

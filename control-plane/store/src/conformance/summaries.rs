@@ -107,8 +107,13 @@ pub async fn s16_marking_unusable_is_repeatable_and_told<B: Backend>(backend: &B
     let marked = f.store.mark_session_unusable(command.clone()).await.unwrap();
     assert_eq!(marked.state, SessionState::Unusable("it dreams".into()));
     // Also while the next turn runs: the call was made before.
-    f.send("two").await;
+    let next = f.send("two").await.turn;
     assert_eq!(f.store.mark_session_unusable(command).await.unwrap().state, marked.state);
+    // Its new session stands in for the marked one, and the one after that for nothing.
+    assert_eq!(f.arrange(&next).await.replaces, Some(session.id.clone()));
+    f.close(&next, Outcome::Completed, None).await;
+    let after = f.send("three").await.turn;
+    assert_eq!(f.arrange(&after).await.replaces, None);
     let told = facts(&f).await;
     let told = told
         .iter()

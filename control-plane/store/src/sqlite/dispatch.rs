@@ -5,7 +5,7 @@ use roundhouse_domain::conflict::Conflict;
 use roundhouse_domain::event::Fact;
 use roundhouse_domain::id::{Epoch, RunnerId, SessionId, TurnId, WorkspaceId};
 use roundhouse_domain::runner::raise_epoch;
-use roundhouse_domain::session::{Session, SessionState};
+use roundhouse_domain::session::{Session, SessionState, stands_in_for};
 use roundhouse_domain::time::Timestamp;
 use roundhouse_domain::turn::{IllegalTransition, Turn, TurnInput, TurnState};
 use roundhouse_domain::workspace::{SlotDecision, SlotHolder, SlotWaiter, Workspace, decide_slot};
@@ -205,6 +205,7 @@ pub(super) fn choose_session(scope: &mut Scope<'_>, command: &ChooseSession) -> 
     }
     let turn = find_turn(c, &head.id)?.turn;
     let mut log = Log::of_turn(&head, command.time);
+    let mut replaces = None;
     let session_id = match &command.pick {
         SessionPick::Existing(id) => {
             let session = find_session(c, id)?.record;
@@ -222,13 +223,24 @@ pub(super) fn choose_session(scope: &mut Scope<'_>, command: &ChooseSession) -> 
             id
         }
         SessionPick::New(id) => {
-            insert_session(c, &head, &turn, id, None, command.time)?;
+            replaces = lost_session(c, &head, &turn)?;
+            insert_session(c, &head, &turn, id, replaces.as_ref(), command.time)?;
             id
         }
     };
-    bind(c, &mut log, &head, session_id, matches!(command.pick, SessionPick::New(_)), None)?;
+    let created = matches!(command.pick, SessionPick::New(_));
+    bind(c, &mut log, &head, session_id, created, replaces.as_ref())?;
     log.finish(scope)?;
     Ok(find_session(c, session_id)?.record)
+}
+
+/// The session that a new one for the turn stands in for, if that was lost.
+fn lost_session(c: &Connection, head: &Head, turn: &Turn) -> Result<Option<SessionId>> {
+    let (Some(agent), Some(workspace)) = (&turn.agent, &turn.workspace_id) else { return Ok(None) };
+    let sql = select_session!("WHERE s.conversation_key = ?1 AND s.workspace_id = ?2");
+    let sessions = all(c, sql, params![head.conversation_key, workspace.as_str()], session)?;
+    let sessions: Vec<Session> = sessions.into_iter().map(|row| row.record).collect();
+    Ok(stands_in_for(&sessions, agent).cloned())
 }
 
 fn insert_session(

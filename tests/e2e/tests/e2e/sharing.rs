@@ -408,7 +408,7 @@ async fn s16_a_session_that_a_person_marked_is_not_continued_on_either_engine() 
         };
         stack.control.sessions().mark_session_unusable(marked).await?;
         let two = round(&stack, &conversation, from + 1, agent).await?;
-        assert_eq!((turn_of(&two).origin(), turn_of(&two).history_given), (Origin::Started, true));
+        assert_eq!((turn_of(&two).origin(), turn_of(&two).history_given), (Origin::Replaced, true));
         let request = request_of(&stack, from + 1)?;
         assert_holds(&request, [from], 1);
         assert!(!is_native(&request, from));
