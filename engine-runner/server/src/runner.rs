@@ -515,20 +515,21 @@ impl Runner {
             .find(&request.turn_id)?
             .ok_or_else(|| Error::PermissionNotFound(request.request_id.clone()))?;
         self.check_epoch(&handle, request.epoch)?;
-        if handle.hub.ended() {
-            let records = Journal::read(&self.context.state.journal(&request.turn_id))?;
-            let state = State::fold(&records);
-            return match state.permissions.get(&request.request_id) {
-                Some(known) => Ok((false, known.allowed)),
-                None => Err(Error::PermissionNotFound(request.request_id)),
-            };
+        let (turn_id, request_id) = (request.turn_id.clone(), request.request_id.clone());
+        if !handle.hub.ended() {
+            if let Some(answer) = handle.ask(|answer| Command::Answer(Box::new(request), answer)).await {
+                return answer;
+            }
+            if !handle.hub.ended() {
+                return Err(if self.lets_go() {
+                    Error::Draining
+                } else {
+                    Error::PermissionNotFound(request_id)
+                });
+            }
+            // It ended before it came to the question, which is answered as any later one.
         }
-        let request_id = request.request_id.clone();
-        match handle.ask(|answer| Command::Answer(Box::new(request), answer)).await {
-            Some(answer) => answer,
-            None if self.lets_go() => Err(Error::Draining),
-            None => Err(Error::PermissionNotFound(request_id)),
-        }
+        State::fold(&Journal::read(&self.context.state.journal(&turn_id))?).answered_before(&request_id)
     }
 
     /// A turn's events for StreamEvents, after the rules about numbers that the journal does not have.

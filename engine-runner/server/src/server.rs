@@ -60,8 +60,8 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(20);
 /// Time that cancelled turns have to end: the whole ladder.
 const CANCEL_LIMIT: Duration = Duration::from_secs(40);
 
-/// Time that open calls have at the end.
-const SERVER_LIMIT: Duration = Duration::from_secs(2);
+/// Time that open calls have at the end: enough for a slow reader to take what its stream still holds.
+const SERVER_LIMIT: Duration = Duration::from_secs(5);
 
 /// Time in which a runner that is no container's main process has stopped, whatever its engines do.
 pub const STOP_LIMIT: Duration =

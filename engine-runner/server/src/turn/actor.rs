@@ -490,8 +490,8 @@ impl Turn {
             Command::Send(send, answer) => {
                 let _ = answer.send(self.state.sent_before(&send).unwrap_or_else(|| Err(late())));
             }
-            Command::Answer(_, answer) => {
-                let _ = answer.send(Err(late()));
+            Command::Answer(asked, answer) => {
+                let _ = answer.send(self.state.answered_before(&asked.request_id));
             }
             // Dropped: the caller sees that the turn has ended.
             Command::Stop(..) | Command::Skip(..) => {}

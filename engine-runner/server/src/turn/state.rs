@@ -226,6 +226,17 @@ impl State {
         Some(if known.text == send.text { Ok(delivery_id) } else { Err(Error::other_text()) })
     }
 
+    /// The answer to an AnswerPermission that comes after the turn's end: not the first, and whether the tool was allowed.
+    ///
+    /// # Errors
+    /// [`Error::PermissionNotFound`].
+    pub(crate) fn answered_before(&self, request_id: &str) -> Result<(bool, bool), Error> {
+        match self.permissions.get(request_id) {
+            Some(known) => Ok((false, known.allowed)),
+            None => Err(Error::PermissionNotFound(request_id.to_owned())),
+        }
+    }
+
     /// Whether any event has a number: then a client may know of the turn.
     #[must_use]
     pub(crate) fn has_events(&self) -> bool {

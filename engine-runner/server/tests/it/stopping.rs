@@ -308,9 +308,9 @@ async fn a_stopping_runner_tells_the_end_of_a_turn_that_it_has_stopped() {
     let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
     turn.open(&mut client).await.unwrap();
     // More than fits into a stream that nobody reads yet.
-    turn.send(&mut client, "[[events count=3000 bytes=2000]][[stall]]").await.unwrap();
+    turn.send(&mut client, "[[events count=1500 bytes=2000]][[stall]]").await.unwrap();
     let follower = turn.follow(&mut client, 0, false).await.unwrap();
-    while turn.inspect(&mut client).await.unwrap().last_number < 3000 {
+    while turn.inspect(&mut client).await.unwrap().last_number < 1500 {
         tokio::task::yield_now().await;
     }
     signal(rig.service.pid().unwrap(), "TERM").unwrap();

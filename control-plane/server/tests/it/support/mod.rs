@@ -1,6 +1,7 @@
 //! A control plane on a free port with a real store, a scripted runner, and a client.
 
 pub mod runner;
+pub mod said;
 
 use std::path::PathBuf;
 use std::time::Duration;
