@@ -275,7 +275,10 @@ async fn the_ready_words_hold_a_line_to_copy() {
     let address = told[0].rsplit("http://").next().expect("an address").to_owned();
     assert!(told.contains(&format!("grpcurl        grpcurl -plaintext {address} list")), "{told:?}");
     assert!(told.iter().any(|line| line.starts_with("root") && line.ends_with("(trusted)")), "{told:?}");
-    assert!(told.iter().any(|line| line.starts_with("engine         claude-code ")), "{told:?}");
+    for engine in ["claude-code", "codex"] {
+        let line = format!("engine         {engine} ");
+        assert!(told.iter().any(|told| told.starts_with(&line)), "{told:?}");
+    }
     signal(child.id().expect("runs"), "INT").await;
     assert_eq!(finish(child).await.code, 0);
 }

@@ -9,6 +9,7 @@ mod chat;
 mod codex;
 mod codex_cancel;
 mod codex_damage;
+mod codex_doubt;
 mod codex_durability;
 mod codex_hostile;
 mod codex_permission;

@@ -133,3 +133,43 @@ fn links_between_documents_lead_to_files() {
     assert!(links > 3, "the documents link to next to nothing");
     assert_none("links that lead nowhere", &dead);
 }
+
+/// The tests that a word of the table of pitfalls names: a module, a test, or all that begin alike.
+fn tests_of(word: &str) -> Option<String> {
+    let name = word.rsplit("::").next()?;
+    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_' || c == '*';
+    (name.len() > 4 && name.chars().all(plain)).then(|| name.to_owned())
+}
+
+#[test]
+fn every_pitfall_of_codex_names_tests_that_are_there() {
+    let page = read("tests/README.md");
+    let section =
+        page.split("\n## ").find(|part| part.starts_with("Pitfalls of Codex")).expect("the section");
+    let sources: String = tracked_files()
+        .iter()
+        .filter(|name| name.extension().is_some_and(|extension| extension == "rs"))
+        .map(read)
+        .collect();
+    let mut complaints = Vec::new();
+    let rows: Vec<&str> =
+        section.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| pitfall")).collect();
+    assert!(rows.len() > 20, "the table is read: {rows:?}");
+    for row in rows {
+        let Some((pitfall, tests)) = row.trim_matches(['|', ' ']).split_once(" | ") else { continue };
+        let named: Vec<String> = tests.split('`').skip(1).step_by(2).filter_map(tests_of).collect();
+        if named.is_empty() && !tests.starts_with("the same") {
+            complaints.push(format!("{pitfall}: no test"));
+        }
+        for name in named {
+            let known = match name.strip_suffix('*') {
+                Some(beginning) => sources.contains(&format!("fn {beginning}")),
+                None => sources.contains(&format!("fn {name}(")) || sources.contains(&format!("mod {name};")),
+            };
+            if !known && !name.starts_with('_') {
+                complaints.push(format!("{pitfall}: there is no test {name}"));
+            }
+        }
+    }
+    assert_none("pitfalls without their tests", &complaints);
+}
