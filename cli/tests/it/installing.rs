@@ -11,11 +11,16 @@ use crate::run::{BOUND, command, finish, run};
 
 /// A directory with an npm of this text in it, and the command that finds it.
 fn install(directory: &Path, npm: &str) -> Command {
+    install_named(directory, npm, &["claude-code"])
+}
+
+fn install_named(directory: &Path, npm: &str, engines: &[&str]) -> Command {
     let file = directory.join("npm");
     std::fs::write(&file, npm).expect("writes");
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).expect("can be set");
     let setting = format!("runner.state_dir={}", directory.join("state").display());
-    let mut command = command(&["--set", &setting, "engines", "install", "claude-code"]);
+    let mut command = command(&["--set", &setting, "engines", "install"]);
+    command.args(engines);
     let path = std::env::var("PATH").unwrap_or_default();
     command.env("PATH", format!("{}:{path}", directory.display())).env("DIRECTORY", directory);
     command
@@ -85,4 +90,24 @@ async fn an_engine_that_is_not_known_is_told_with_those_that_are() {
         "{}",
         ended.stderr
     );
+}
+
+#[tokio::test]
+async fn without_a_name_every_pinned_engine_is_installed_each_by_itself() {
+    let directory = tempfile::tempdir().expect("a directory");
+    // The native executable of Codex lies beside its launcher.
+    let npm = "#!/bin/sh\nset -e\nmkdir -p node_modules/.bin\n\
+        grep -c '\"@' package.json >>\"$DIRECTORY/asked\"\n\
+        if grep -q claude-code package.json; then touch node_modules/.bin/claude; exit; fi\n\
+        case $(uname -m) in aarch64) name=arm64;; *) name=x64;; esac\n\
+        bin=node_modules/@openai/codex-linux-$name/vendor/$(uname -m)-unknown-linux-musl/bin\n\
+        mkdir -p $bin\ntouch $bin/codex\n";
+    let ended = finish(install_named(directory.path(), npm, &[]).spawn().expect("starts")).await;
+    assert_eq!(ended.code, 0, "{ended:?}");
+    let installed: Vec<_> = ended.stdout.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    assert_eq!(installed, ["claude-code", "codex"], "{ended:?}");
+    let path = ended.stdout.lines().nth(1).and_then(|line| line.split_whitespace().nth(1)).expect("a path");
+    assert!(path.ends_with("/bin/codex") && Path::new(path).is_file(), "the native one: {path}");
+    let asked = std::fs::read_to_string(directory.path().join("asked")).expect("npm ran");
+    assert_eq!(asked, "1\n1\n", "one package for each");
 }

@@ -234,7 +234,10 @@ pub(crate) enum Record {
         spool: String,
     },
     /// The message may have been taken by a process that is gone: it is given to another one only on proof.
-    Doubt,
+    Doubt {
+        /// The spool of the process that is gone.
+        spool: String,
+    },
     /// The engine proved that it has nothing of the message.
     Proved,
     /// The worktree before the turn, for the comparison after it (opaque to everything else).
@@ -277,7 +280,7 @@ enum Mark {
     Answer(AnswerMark),
     Settled { spool: String, frame: u64 },
     Dead { spool: String },
-    Doubt,
+    Doubt { spool: String },
     Proved,
     Worktree(String),
     Kept(String),
@@ -305,7 +308,7 @@ impl Record {
             Self::Answer(mark) => Mark::Answer(mark.clone()),
             Self::Settled { spool, frame } => Mark::Settled { spool: spool.clone(), frame: *frame },
             Self::Dead { spool } => Mark::Dead { spool: spool.clone() },
-            Self::Doubt => Mark::Doubt,
+            Self::Doubt { spool } => Mark::Doubt { spool: spool.clone() },
             Self::Proved => Mark::Proved,
             Self::Worktree(state) => Mark::Worktree(state.clone()),
             Self::Kept(record) => Mark::Kept(record.clone()),
@@ -335,7 +338,7 @@ impl Record {
                 Mark::Answer(mark) => Self::Answer(mark),
                 Mark::Settled { spool, frame } => Self::Settled { spool, frame },
                 Mark::Dead { spool } => Self::Dead { spool },
-                Mark::Doubt => Self::Doubt,
+                Mark::Doubt { spool } => Self::Doubt { spool },
                 Mark::Proved => Self::Proved,
                 Mark::Worktree(state) => Self::Worktree(state),
                 Mark::Kept(record) => Self::Kept(record),

@@ -39,7 +39,7 @@ impl Turn {
 
     /// Opens the session again, to ask. Nothing of the dead process is left when that begins.
     pub(super) async fn settle_doubt(&mut self) -> Result<(), Error> {
-        self.record_synced(Record::Doubt).await?;
+        self.record_synced(Record::Doubt { spool: self.spool_id() }).await?;
         crate::kill_point!("runner::in_doubt");
         let Some(mut engine) = self.engine.take() else { return Ok(()) };
         self.stage = Stage::Releasing;
@@ -72,7 +72,8 @@ impl Turn {
 
     /// The session is open again: whether the engine proves that it has nothing of the message. False: the turn ends.
     pub(super) fn doubt_is_settled(&mut self) -> Result<bool, Error> {
-        if !self.state.doubt {
+        // What the doubted process itself said at its opening is read again after a restart, and proves nothing.
+        if self.state.doubt.as_ref().is_none_or(|doubted| *doubted == self.spool_id()) {
             return Ok(true);
         }
         if self.engine.as_ref().is_some_and(|engine| engine.translator.proves_untaken()) {

@@ -487,7 +487,7 @@ impl Turn {
         end: Option<&roundhouse_engines::TurnEnd>,
         base: Option<Failure>,
     ) -> (Outcome, Option<Failure>) {
-        if self.state.doubt {
+        if self.state.doubt.is_some() {
             return (Outcome::Lost, Some(doubt::lost("")));
         }
         let Some(end) = end else {

@@ -533,7 +533,7 @@ impl Turn {
     /// The opening is refused. A turn that nobody can know of is forgotten; another one fails with the same reason.
     async fn refuse(&mut self, error: Arc<Error>) -> Result<(), Error> {
         tracing::info!(turn = self.id, error = crate::error::chain(error.as_ref()), "opening refused");
-        if self.state.doubt {
+        if self.state.doubt.is_some() {
             self.doubt_stays(&error.to_string());
             return Ok(());
         }
@@ -558,7 +558,7 @@ impl Turn {
     pub(super) async fn unusable(&mut self, reason: String) -> Result<(), Error> {
         let Some(session) = self.state.session.clone() else { return Ok(()) };
         tracing::warn!(turn = self.id, session = session.session_id, reason, "session unusable");
-        if self.state.doubt {
+        if self.state.doubt.is_some() {
             // Another session would be given what this one may have worked on.
             self.doubt_stays(&reason);
             return Ok(());

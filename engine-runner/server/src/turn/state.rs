@@ -56,8 +56,8 @@ pub(crate) struct State {
     pub permissions: BTreeMap<String, Permission>,
     /// Settle times that ran out, by spool: after which frame.
     pub settled: HashMap<String, u64>,
-    /// Whether a message was taken by a process that is gone is not known.
-    pub doubt: bool,
+    /// Whether this process (its spool), which is gone, took the message is not known.
+    pub doubt: Option<String>,
     /// The worktree before the turn.
     pub worktree: Option<String>,
     /// What is kept of the session, as its record says.
@@ -135,9 +135,9 @@ impl State {
                 self.settled.insert(spool.clone(), *frame);
             }
             Record::Dead { .. } => {}
-            Record::Doubt => self.doubt = true,
-            Record::Proved => self.doubt = false,
             Record::Kept(record) => self.kept = Some(record.clone()),
+            Record::Doubt { spool } => self.doubt = Some(spool.clone()),
+            Record::Proved => self.doubt = None,
             Record::Worktree(worktree) => self.worktree = Some(worktree.clone()),
             Record::Skip { to } => self.last = self.last.max(*to),
             Record::Entry(entry) => {

@@ -1,7 +1,10 @@
 //! The real Codex CLI through both services: warm turns, resume, and what differs from other engines.
 
 use anyhow::Context as _;
-use roundhouse_proto::engine::v1::{Origin, Outcome};
+use roundhouse_proto::{
+    control::v1::TurnStatus,
+    engine::v1::{FailureReason, Origin, Outcome},
+};
 use roundhouse_test_support::{Agent, NORMAL, Stack, StackOptions, census};
 
 use crate::{answer_of, expect_outcome, turn_of};
@@ -70,5 +73,68 @@ async fn a_turn_after_an_eviction_resumes_without_a_loss() -> anyhow::Result<()>
         "{:?}",
         last.texts()
     );
+    Ok(())
+}
+
+/// Two live processes in one home: neither knows of the other, and the other's words are in no request.
+#[tokio::test]
+async fn threads_of_one_home_live_side_by_side_and_learn_nothing_of_each_other() -> anyhow::Result<()> {
+    let stack = Stack::start_with(codex()).await?;
+    let (one, two) = (stack.conversation().await?, stack.conversation().await?);
+    for round in 0..3 {
+        for (conversation, whose) in [(&one, "first"), (&two, "second")] {
+            let text = format!("[[text:a]] of-the-{whose} {round}");
+            stack.control.run_answered(conversation, &text, "a", NORMAL).await?;
+        }
+    }
+    assert_eq!(engines(&stack).len(), 2, "{}", census::describe(&stack.census()));
+    for (whose, other) in [("first", "second"), ("second", "first")] {
+        let last = stack.model.requests_for(&format!("of-the-{whose} 2")).pop().context("a request")?;
+        let seen = last.conversation();
+        assert_eq!(seen.occurrences(&format!("of-the-{whose}")), 3, "{:?}", seen.texts());
+        assert_eq!(seen.occurrences(&format!("of-the-{other}")), 0, "{:?}", seen.texts());
+    }
+    Ok(())
+}
+
+/// What the service says went wrong reaches the client as a reason, and the thread goes on.
+#[tokio::test]
+async fn failures_of_the_service_have_their_reasons_and_burn_no_session() -> anyhow::Result<()> {
+    let stack = Stack::start_with(codex()).await?;
+    let conversation = stack.conversation().await?;
+    let follower = stack.control.follow(&conversation);
+    stack.control.run_answered(&conversation, "[[text:a]] begin", "a", NORMAL).await?;
+    for (text, reason) in [
+        ("[[limit reset=2000000000]] one", FailureReason::Quota),
+        ("[[too_long]] two", FailureReason::ContextTooLong),
+        ("[[error 404:gone]] three", FailureReason::Configuration),
+        ("[[error 400:odd]] four", FailureReason::Process),
+    ] {
+        let turn = stack.control.begin(&conversation, text).await?;
+        let got = expect_outcome(&stack, &follower, &turn, Outcome::Failed).await?;
+        let failure = turn_of(&got).failure.clone().context("a failed turn says why")?;
+        assert_eq!(failure.reason(), reason, "{text}: {failure:?}");
+        let reset = failure.retry_at.map(|at| at.seconds);
+        assert_eq!(reset, (reason == FailureReason::Quota).then_some(2_000_000_000), "{text}");
+    }
+    let last = stack.control.run_answered(&conversation, "[[text:on]] go on", "on", NORMAL).await?;
+    assert_eq!(turn_of(&last).origin(), Origin::Resumed);
+    assert_eq!(stack.control.list_sessions(&conversation).await?.len(), 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_failed_turn_is_retried_in_the_same_thread() -> anyhow::Result<()> {
+    let stack = Stack::start_with(codex()).await?;
+    let conversation = stack.conversation().await?;
+    let failed =
+        stack.control.run(&conversation, "[[error 400 times=1:odd]][[text:answered]] ask", NORMAL).await?;
+    assert_eq!(turn_of(&failed).status(), TurnStatus::Failed);
+    let retried = stack.control.retry(&turn_of(&failed).turn_id).await?;
+    let got = stack.control.wait_end(&retried, NORMAL).await?;
+    assert_eq!(answer_of(&got), "answered", "{:?}", turn_of(&got));
+    assert_eq!(turn_of(&got).session_id, turn_of(&failed).session_id);
+    let asked = stack.control.messages(&conversation).await?;
+    assert_eq!(asked.iter().filter(|message| message.text.contains("ask")).count(), 1, "{asked:?}");
     Ok(())
 }
