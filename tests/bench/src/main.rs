@@ -168,9 +168,15 @@ async fn turns(bin_dir: &Path, claude: &Path, arguments: &Arguments, bounds: &mu
     let mut single = Series::default();
     for round in 0..rounds {
         let text = format!("round {round} [[text:answer {round}]]");
-        through.push(stack.turn(&conversation, &text).await?);
-        direct.push(warm.turn(&text).await?);
-        single.push(bare::one_process(claude, &url, home.path(), &text).await?);
+        // Each kind follows each other one equally often: what a turn finds in the caches, and what still winds down
+        // beside it, is what the one before it left.
+        for step in 0..3 {
+            match (round + step * if round % 2 == 0 { 1 } else { 2 }) % 3 {
+                0 => through.push(stack.turn(&conversation, &text).await?),
+                1 => direct.push(warm.turn(&text).await?),
+                _ => single.push(bare::one_process(claude, &url, home.path(), &text).await?),
+            }
+        }
     }
     warm.stop().await?;
     println!("\n| turn ({rounds} rounds) | median ms | min | max |\n|---|---|---|---|");

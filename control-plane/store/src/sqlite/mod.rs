@@ -153,6 +153,15 @@ impl SqliteStore {
     {
         self.inner.pool.run(read).await
     }
+
+    /// For reads of a row or a few.
+    async fn quick<T, F>(&self, read: F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Connection) -> Result<T> + Send + 'static,
+    {
+        self.inner.pool.quick(read).await
+    }
 }
 
 impl Inner {

@@ -64,6 +64,22 @@ impl Pool {
         }
     }
 
+    /// Runs a short read where it is asked for: a row or a few, which come out of the page cache. Waking a thread for it,
+    /// and the caller again, would take longer than the read. Goes to a thread as any other when all connections are
+    /// busy. Cancel safe.
+    pub(super) async fn quick<T, F>(&self, read: F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Connection) -> Result<T> + Send + 'static,
+    {
+        let Ok(_room) = self.room.try_acquire() else { return self.run(read).await };
+        let taken = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let Some(connection) = taken else { return self.run(read).await };
+        let result = snapshot(&connection, read);
+        self.free.lock().unwrap_or_else(PoisonError::into_inner).push(connection);
+        result
+    }
+
     /// Lets running reads end and closes the connections.
     pub(super) async fn close(&self) {
         if let Ok(all) = self.room.acquire_many(u32::try_from(READERS).unwrap_or(u32::MAX)).await {

@@ -42,6 +42,9 @@ fn cost(events: &[NewEvent]) -> Cost {
     Cost { rows: events.len(), bytes: events.iter().map(|e| e.payload.len()).sum() }
 }
 
+/// Rows that are read where they are asked for. A follower of a running turn finds one or two.
+const FEW: usize = 32;
+
 #[async_trait]
 impl Store for SqliteStore {
     async fn control_plane_id(&self, candidate: ControlPlaneId) -> Result<ControlPlaneId> {
@@ -58,12 +61,12 @@ impl Store for SqliteStore {
 
     async fn get_conversation(&self, id: &ConversationId) -> Result<ConversationView> {
         let id = id.clone();
-        self.read(move |c| conversations::get_conversation(c, &id)).await
+        self.quick(move |c| conversations::get_conversation(c, &id)).await
     }
 
     async fn find_conversation(&self, external_id: &ExternalId) -> Result<ConversationView> {
         let external_id = external_id.clone();
-        self.read(move |c| conversations::find_by_external_id(c, &external_id)).await
+        self.quick(move |c| conversations::find_by_external_id(c, &external_id)).await
     }
 
     async fn list_conversations(&self, query: ListConversations) -> Result<Page<ConversationView>> {
@@ -81,12 +84,12 @@ impl Store for SqliteStore {
 
     async fn accepted_before(&self, request: &RequestKey) -> Result<Option<Accepted>> {
         let request = request.clone();
-        self.read(move |c| queue::accepted_before(c, &request)).await
+        self.quick(move |c| queue::accepted_before(c, &request)).await
     }
 
     async fn get_message(&self, id: &MessageId) -> Result<Message> {
         let id = id.clone();
-        self.read(move |c| Ok(rows::find_message(c, &id)?.record)).await
+        self.quick(move |c| Ok(rows::find_message(c, &id)?.record)).await
     }
 
     async fn list_messages(
@@ -100,13 +103,18 @@ impl Store for SqliteStore {
     }
 
     async fn history(&self, id: &ConversationId, after: Position, limit: usize) -> Result<Page<Message>> {
+        let (few, first) = (limit.min(FEW), id.clone());
+        let page = self.quick(move |c| conversations::history(c, &first, after, few)).await?;
+        if few == limit || !page.more {
+            return Ok(page);
+        }
         let id = id.clone();
         self.read(move |c| conversations::history(c, &id, after, limit)).await
     }
 
     async fn get_turn(&self, id: &TurnId) -> Result<Turn> {
         let id = id.clone();
-        self.read(move |c| Ok(rows::find_turn(c, &id)?.turn)).await
+        self.quick(move |c| Ok(rows::find_turn(c, &id)?.turn)).await
     }
 
     async fn list_turns(
@@ -145,7 +153,7 @@ impl Store for SqliteStore {
 
     async fn begin_dispatch(&self, id: &TurnId) -> Result<Dispatch> {
         let id = id.clone();
-        self.read(move |c| dispatch::begin_dispatch(c, &id)).await
+        self.quick(move |c| dispatch::begin_dispatch(c, &id)).await
     }
 
     async fn ensure_workspace(&self, workspace: Workspace, time: Timestamp) -> Result<Workspace> {
@@ -190,7 +198,7 @@ impl Store for SqliteStore {
 
     async fn get_session(&self, id: &SessionId) -> Result<Session> {
         let id = id.clone();
-        self.read(move |c| Ok(rows::find_session(c, &id)?.record)).await
+        self.quick(move |c| Ok(rows::find_session(c, &id)?.record)).await
     }
 
     async fn list_sessions(&self, query: ListSessions) -> Result<Page<Session>> {
@@ -207,12 +215,12 @@ impl Store for SqliteStore {
 
     async fn get_summary(&self, id: &ConversationId, version: Option<u64>) -> Result<Summary> {
         let id = id.clone();
-        self.read(move |c| summaries::get_summary(c, &id, version)).await
+        self.quick(move |c| summaries::get_summary(c, &id, version)).await
     }
 
     async fn turn_summary(&self, id: &TurnId) -> Result<Option<Summary>> {
         let id = id.clone();
-        self.read(move |c| summaries::turn_summary(c, &id)).await
+        self.quick(move |c| summaries::turn_summary(c, &id)).await
     }
 
     async fn append_events(&self, command: AppendEvents) -> Result<Appended> {
@@ -251,7 +259,7 @@ impl Store for SqliteStore {
 
     async fn get_permission(&self, permission_id: &str) -> Result<Permission> {
         let permission_id = permission_id.to_owned();
-        self.read(move |c| rows::find_permission(c, &permission_id)).await
+        self.quick(move |c| rows::find_permission(c, &permission_id)).await
     }
 
     async fn list_permissions(&self, query: ListPermissions) -> Result<Page<Permission>> {
@@ -277,12 +285,12 @@ impl Store for SqliteStore {
 
     async fn answered_before(&self, request: &RequestKey) -> Result<bool> {
         let request = request.clone();
-        self.read(move |c| ledger::known(c, &request)).await
+        self.quick(move |c| ledger::known(c, &request)).await
     }
 
     async fn get_runner(&self, runner: &RunnerId) -> Result<Runner> {
         let runner = runner.clone();
-        self.read(move |c| rows::find_runner(c, &runner)).await
+        self.quick(move |c| rows::find_runner(c, &runner)).await
     }
 
     async fn list_runners(&self) -> Result<Vec<Runner>> {
@@ -291,7 +299,7 @@ impl Store for SqliteStore {
 
     async fn get_workspace(&self, id: &WorkspaceId) -> Result<WorkspaceView> {
         let id = id.clone();
-        self.read(move |c| runners::get_workspace(c, &id)).await
+        self.quick(move |c| runners::get_workspace(c, &id)).await
     }
 
     async fn list_workspaces(
@@ -315,6 +323,11 @@ impl Store for SqliteStore {
     }
 
     async fn changes_after(&self, id: &ConversationId, cursor: u64, limit: usize) -> Result<Changes> {
+        let (few, first) = (limit.min(FEW), id.clone());
+        let changes = self.quick(move |c| changes::changes_after(c, &first, cursor, few)).await?;
+        if few == limit || changes.items.len() < few {
+            return Ok(changes);
+        }
         let id = id.clone();
         self.read(move |c| changes::changes_after(c, &id, cursor, limit)).await
     }
