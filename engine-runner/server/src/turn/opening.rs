@@ -90,7 +90,10 @@ async fn prepare(context: Arc<Context>, wanted: Wanted, turn_id: String, launche
         if engine.launched == launched {
             match engine.keeper.ask(Request::BeginTurn { turn_id }).await {
                 Ok(Response::Turn { frame, segment }) => {
-                    make_spool_room(&context, engine.dir.clone(), engine.keeper.clone(), segment).await;
+                    // Beside the turn: it needs no room at once, and looking at every file takes its time.
+                    let (beside, dir, keeper) =
+                        (Arc::clone(&context), engine.dir.clone(), engine.keeper.clone());
+                    context.tasks.spawn(async move { make_spool_room(&beside, dir, keeper, segment).await });
                     crate::kill_point!("runner::warm");
                     return Prepared::Warm(engine, frame);
                 }
