@@ -159,7 +159,9 @@ async fn its_table_names_every_setting_and_no_other() -> anyhow::Result<()> {
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let mut settings = BTreeSet::new();
     keys(&serde_json::from_slice(&output.stdout)?, "", &mut settings);
-    settings.retain(|key| !key.starts_with("engines"));
+    // What stands under names of a person's own is not shown before there is one; the configuration's own test holds it.
+    let named = |key: &String| key.starts_with("engines") || key.starts_with("client.profiles");
+    settings.retain(|key| !named(key));
     ensure!(settings.len() > 20, "{settings:?}");
     let readme = readme()?;
     let shown: BTreeSet<String> = readme
@@ -168,6 +170,7 @@ async fn its_table_names_every_setting_and_no_other() -> anyhow::Result<()> {
         .filter_map(|line| line.split('`').next())
         .filter(|key| ["control_plane.", "runner.", "client."].iter().any(|section| key.starts_with(section)))
         .map(str::to_owned)
+        .filter(|key| !named(key))
         .collect();
     assert_eq!(shown, settings);
     Ok(())
