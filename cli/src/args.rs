@@ -177,7 +177,7 @@ pub(crate) enum Command {
     /// The native sessions of the engines
     #[command(after_long_help = "JSON: {\"sessions\": [{...}]}; of one session {\"session\": {...}}")]
     Sessions(SessionsArgs),
-    /// The summary of a conversation, which new sessions are told in the place of what it covers: show, store
+    /// The summary of a conversation, which new sessions are told in the place of what it covers: get, put
     #[command(subcommand)]
     Summary(SummaryCommand),
     /// The engine runners, with their roots and engines

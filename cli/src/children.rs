@@ -203,7 +203,12 @@ impl Service {
         if !matches!(self.child.try_wait(), Ok(Some(_))) {
             self.kill().await?;
         }
-        let Some(directory) = self.spec.engines_of.take() else { return Ok(()) };
+        self.end_engines().await
+    }
+
+    /// Ends the engines of a runner that has ended and cannot do it itself any more.
+    async fn end_engines(&mut self) -> Result<(), Failure> {
+        let Some(directory) = self.spec.engines_of.clone() else { return Ok(()) };
         let ended =
             tokio::task::spawn_blocking(move || roundhouse_engine_runner::end_engines(&directory)).await;
         match ended {
@@ -220,19 +225,24 @@ impl Service {
         Ok(())
     }
 
-    /// Stops it in good order; kills it when that takes too long. Whether the order was good. Cancellation safe: it
-    /// goes on stopping, and may be ended at once.
+    /// Stops it in good order; kills it when that takes too long. A runner that did not go in good order, or had died
+    /// before, has its engines ended here: there may be no next start that would find them. Whether the order was good.
+    /// Cancellation safe: it goes on stopping, and may be ended at once.
     pub(crate) async fn stop(&mut self) -> bool {
         drop(self.stdin.take());
-        match tokio::time::timeout(STOP_LIMIT, self.ended()).await {
+        let orderly = match tokio::time::timeout(STOP_LIMIT, self.ended()).await {
             Ok(Ok(status)) => status.success(),
             Ok(Err(_)) => false,
             Err(_) => {
-                // What it has started is then swept by its next start.
                 let _ = self.child.kill().await;
                 false
             }
+        };
+        if !orderly && let Err(failure) = self.end_engines().await {
+            // Nobody but a person can do more about it.
+            eprintln!("{}: {}", self.spec.name, failure.human());
         }
+        orderly
     }
 }
 

@@ -5,7 +5,9 @@ use roundhouse_proto::{
     control::v1::TurnStatus,
     engine::v1::{Origin, Outcome, PermissionDecider, event_body::Kind},
 };
-use roundhouse_test_support::{Agent, BRIEF, Follower, NORMAL, Stack, StackOptions, census, wait_until};
+use roundhouse_test_support::{
+    Agent, BRIEF, Follower, LONG, NORMAL, Stack, StackOptions, census, wait_until,
+};
 
 use crate::{expect_outcome, terminals, turn_of};
 
@@ -72,7 +74,7 @@ async fn s43_during_a_tool_with_a_detached_child() -> anyhow::Result<()> {
         stack.workspace.read("started").is_some() && census::with_argument(&mark).len() >= 2
     })
     .await?;
-    cancel_and_go_on(&stack, &follower, &conversation, &turn, "").await?;
+    cancel_and_go_on(&stack, &follower, &conversation, &turn, "I start it").await?;
     assert_eq!(census::with_argument(&mark), Vec::<u32>::new());
     assert!(stack.workspace.read("started").is_some(), "nothing in the worktree is undone");
     Ok(())
@@ -96,6 +98,36 @@ async fn s44_while_the_engine_tries_the_api_again() -> anyhow::Result<()> {
     let turn = stack.control.begin(&conversation, "[[error 529:busy]] try and try").await?;
     stack.model.wait_for_text("try and try", 2, NORMAL).await?;
     cancel_and_go_on(&stack, &follower, &conversation, &turn, "").await
+}
+
+/// The engine tries a number of times and says nothing of it between; the end must come by itself.
+#[tokio::test]
+async fn a_service_that_is_overloaded_without_end_fails_the_turn_in_bounded_time() -> anyhow::Result<()> {
+    let stack = Stack::start().await?;
+    let conversation = stack.conversation().await?;
+    let got = stack.control.run(&conversation, "[[error 529:busy]] on and on", LONG).await?;
+    assert_eq!(turn_of(&got).status(), TurnStatus::Failed);
+    let failure = turn_of(&got).failure.clone().context("a failed turn says why")?;
+    assert!(failure.unavailable, "{failure:?}");
+    let tries = stack.model.count_for("on and on");
+    assert!((2..=10).contains(&tries), "tried {tries} times");
+    Ok(())
+}
+
+/// A model that asks for a background task gets its command in the turn, or none: nothing of it outlives the turn.
+#[tokio::test]
+async fn a_background_task_is_not_to_be_had() -> anyhow::Result<()> {
+    let stack = Stack::start().await?;
+    let conversation = stack.conversation().await?;
+    let input = r#"{"command":"echo ran > ran; sleep 1; echo ended > ended","run_in_background":true,"description":"x"}"#;
+    let text = format!("[[tool name=Bash:{input}]][[text:through]] start it");
+    stack.control.run_answered(&conversation, &text, "through", NORMAL).await?;
+    let tools = stack.tool_processes();
+    ensure!(tools.is_empty(), "left of the turn: {}", census::describe(&tools));
+    let ran = stack.workspace.read("ran").is_some();
+    let ended = stack.workspace.read("ended").is_some();
+    assert_eq!(ran, ended, "what was started had ended when the turn did");
+    Ok(())
 }
 
 #[tokio::test]

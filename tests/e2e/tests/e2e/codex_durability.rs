@@ -1,4 +1,4 @@
-//! The runner is killed while the real Codex is at work: the engine goes on, is taken up again, and acts once.
+//! Services are killed while the real Codex is at work: the engine goes on, is taken up again, and acts once.
 
 use anyhow::Context as _;
 use roundhouse_proto::{
@@ -10,11 +10,11 @@ use roundhouse_test_support::{NORMAL, Stack, wait_until};
 use crate::{
     answer_of,
     codex::{codex, engines},
+    durability::Victim,
     expect_outcome, turn_of,
 };
 
-#[tokio::test]
-async fn the_runner_killed_mid_text_finds_its_engine_again() -> anyhow::Result<()> {
+async fn killed_mid_text(victim: Victim) -> anyhow::Result<()> {
     let mut stack = Stack::start_with(codex()).await?;
     let conversation = stack.conversation().await?;
     let follower = stack.control.follow(&conversation);
@@ -23,9 +23,13 @@ async fn the_runner_killed_mid_text_finds_its_engine_again() -> anyhow::Result<(
     follower.wait_partial(&turn, "the first half", NORMAL).await?;
     let before = engines(&stack);
     assert_eq!(before.len(), 1);
-    stack.runner.kill().await?;
+    victim.kill(&mut stack).await?;
     assert_eq!(engines(&stack), before, "the engine goes on under its keeper");
-    stack.runner.start_again().await?;
+    victim.start_again(&mut stack).await?;
+    wait_until("the follower is connected again", NORMAL, || {
+        victim == Victim::Runner || follower.connections() > 1
+    })
+    .await?;
     stack.model.release_gate("half");
     let got = expect_outcome(&stack, &follower, &turn, Outcome::Completed).await?;
     assert_eq!(answer_of(&got), "the first half and the second");
@@ -35,7 +39,22 @@ async fn the_runner_killed_mid_text_finds_its_engine_again() -> anyhow::Result<(
         stack.control.run_answered(&conversation, "[[text:here]] still there?", "here", NORMAL).await?;
     assert_eq!(turn_of(&next).session_id, turn_of(&got).session_id);
     assert_eq!(engines(&stack), before);
-    Ok(())
+    follower.check()
+}
+
+#[tokio::test]
+async fn the_runner_killed_mid_text_finds_its_engine_again() -> anyhow::Result<()> {
+    killed_mid_text(Victim::Runner).await
+}
+
+#[tokio::test]
+async fn the_control_plane_killed_mid_text_takes_the_turn_up_again() -> anyhow::Result<()> {
+    killed_mid_text(Victim::ControlPlane).await
+}
+
+#[tokio::test]
+async fn both_killed_mid_text_take_the_turn_up_again() -> anyhow::Result<()> {
+    killed_mid_text(Victim::Both).await
 }
 
 #[tokio::test]

@@ -186,6 +186,35 @@ async fn up_leaves_no_process_after_kill_9() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
+async fn up_that_gives_up_on_its_runner_leaves_no_process() -> anyhow::Result<()> {
+    let mut stack = Stack::start().await?;
+    stack.kill_both().await?;
+    let (mut up, url, _) = self::up(&stack).await?;
+    let workspace = stack.workspace_name();
+    let home = stack.root().join("home");
+    let text = "[[text:on its way]][[gate:never]] for ever";
+    let sent = run(&home, &["--server", &url, "send", "-a", "builder", "-C", &workspace, text]).await?;
+    ensure!(sent.code == Some(0), "{sent:?}");
+    stack.model.wait_gate("never", NORMAL).await?;
+    // The runner is killed as often as it is started, until `up` has had enough.
+    let ended = async {
+        loop {
+            if let Ok(status) = tokio::time::timeout(std::time::Duration::from_millis(50), up.wait()).await {
+                return status;
+            }
+            for one in stack.census().iter().filter(|one| one.command.contains(" __runner ")) {
+                let _ = roundhouse_test_support::signal(one.pid, "KILL");
+            }
+        }
+    };
+    let status = tokio::time::timeout(NORMAL, ended).await.context("it goes on")??;
+    assert_eq!(status.code(), Some(1));
+    let left = stack.census();
+    ensure!(left.is_empty(), "left: {}", roundhouse_test_support::census::describe(&left));
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_second_ctrl_c_on_up_leaves_nothing_in_the_middle_of_a_turn_and_the_next_start_closes_it()
 -> anyhow::Result<()> {
     // The tool takes no notice of an interrupt or a SIGTERM, so that the first Ctrl-C has to wait for it.

@@ -10,14 +10,14 @@ use crate::{answer_of, expect_outcome, turn_of};
 
 /// Who is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Victim {
+pub(crate) enum Victim {
     Runner,
     ControlPlane,
     Both,
 }
 
 impl Victim {
-    async fn kill(self, stack: &mut Stack) -> anyhow::Result<()> {
+    pub(crate) async fn kill(self, stack: &mut Stack) -> anyhow::Result<()> {
         match self {
             Self::Runner => stack.runner.kill().await,
             Self::ControlPlane => stack.control_plane.kill().await,
@@ -25,7 +25,7 @@ impl Victim {
         }
     }
 
-    async fn start_again(self, stack: &mut Stack) -> anyhow::Result<()> {
+    pub(crate) async fn start_again(self, stack: &mut Stack) -> anyhow::Result<()> {
         match self {
             Self::Runner => stack.runner.start_again().await,
             Self::ControlPlane => stack.control_plane.start_again().await,

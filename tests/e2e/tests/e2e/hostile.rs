@@ -3,7 +3,13 @@
 use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
 
 use roundhouse_models::{ModelServer, Options};
-use roundhouse_test_support::{API_KEY, NORMAL, Stack};
+use roundhouse_proto::{
+    control::v1::TurnStatus,
+    engine::v1::{event_body::Kind, evidence_event::Point},
+};
+use roundhouse_test_support::{API_KEY, Agent, NORMAL, Stack, StackOptions};
+
+use crate::{sharing::ask, turn_of};
 
 /// Files under `root` whose bytes hold `needle`.
 pub(crate) fn files_with(root: &Path, needle: &str) -> Vec<String> {
@@ -29,7 +35,9 @@ pub(crate) fn files_with(root: &Path, needle: &str) -> Vec<String> {
 
 #[tokio::test]
 async fn nothing_in_a_hostile_workspace_runs_or_redirects_anything() -> anyhow::Result<()> {
-    let stack = Stack::start().await?;
+    // One that may do everything, and one that may edit.
+    let agents = [Agent::new("builder"), Agent::new("editor").permissions("accept-edits")];
+    let stack = Stack::start_with(StackOptions::default().agents(&agents)).await?;
     let attacker = ModelServer::start(Options::default()).await?;
     let traps = stack.root().join("traps");
     fs::create_dir(&traps)?;
@@ -70,14 +78,33 @@ async fn nothing_in_a_hostile_workspace_runs_or_redirects_anything() -> anyhow::
         stack.workspace.git(&["config", key, &program])?;
     }
     stack.workspace.git(&["config", "core.hooksPath", &traps.display().to_string()])?;
+    let head = stack.workspace.git(&["rev-parse", "HEAD"])?;
     // Setting the trap must not have sprung it.
     let _ = fs::remove_file(traps.join("git"));
 
     let conversation = stack.conversation().await?;
+    let follower = stack.control.follow(&conversation);
     let text = "[[bash:env | sort > environment]][[write path=FILE:hello]][[text:done]] work here"
         .replace("FILE", &stack.workspace.path().join("written").display().to_string());
-    stack.control.run_answered(&conversation, &text, "done", NORMAL).await?;
+    let got = stack.control.run_answered(&conversation, &text, "done", NORMAL).await?;
+    // The runner did look with git, before and after: else the traps of git would prove nothing.
+    let turn = turn_of(&got).turn_id.clone();
+    for point in [Point::Before, Point::After] {
+        let seen = follower
+            .wait_event(&turn, "a look at the worktree", NORMAL, |kind| match kind {
+                Kind::Evidence(evidence) if evidence.point() == point => Some(evidence.head.clone()),
+                _ => None,
+            })
+            .await?;
+        assert_eq!(seen, head.trim(), "{point:?}");
+    }
     stack.control.run_answered(&conversation, "/go [[text:plain]] is only text", "plain", NORMAL).await?;
+
+    let edited = stack.workspace.path().join("edited").display().to_string();
+    let text = format!("[[write path={edited}:hello]][[text:edited]] work here as well");
+    let got = ask(&stack, &conversation, &text, "editor", "").await?;
+    assert_eq!(crate::answer_of(&got), "edited", "{:?}", turn_of(&got));
+    assert_eq!(stack.workspace.read("edited").as_deref(), Some("hello"));
 
     let sprung: Vec<_> = fs::read_dir(&traps)?
         .flatten()
@@ -124,6 +151,28 @@ async fn a_users_text_is_never_a_command_or_a_file_reference() -> anyhow::Result
         let seen = requests[0].conversation();
         assert_eq!(seen.occurrences("remember-this-word"), 1, "{text}: nothing of the conversation is lost");
         assert_eq!(seen.occurrences("CONTENT-OF-THE-FILE"), 0, "{text}");
+    }
+    Ok(())
+}
+
+/// What another agent said comes as a block before the text; the engine must not take the last block for a command then.
+#[tokio::test]
+async fn a_command_after_what_another_agent_said_loses_nothing_of_it() -> anyhow::Result<()> {
+    let agents = [Agent::new("builder"), Agent::new("critic").prompt("PROMPT-OF-CRITIC")];
+    let stack = Stack::start_with(StackOptions::default().agents(&agents)).await?;
+    let conversation = stack.conversation().await?;
+    for (n, text) in ["/clear", "/compact"].into_iter().enumerate() {
+        let word = format!("word-of-the-critic-{n}");
+        let asked = format!("[[text:{word}]] question-to-the-critic-{n}");
+        ask(&stack, &conversation, &asked, "critic", "").await?;
+        let got = ask(&stack, &conversation, text, "builder", "").await?;
+        assert_eq!(turn_of(&got).status(), TurnStatus::Completed, "{text}: {:?}", turn_of(&got));
+        let requests = stack.model.select(|request| request.turn_text() == text);
+        assert_eq!(requests.len(), 1, "{text} reaches the model as it is");
+        let seen = requests[0].conversation();
+        // Its answer by itself, and not in the script of the question only.
+        assert!(seen.occurrences(&word) >= 2, "{text}: what the critic said is told: {:?}", seen.texts());
+        assert!(seen.occurrences(&format!("question-to-the-critic-{n}")) >= 1, "{text}");
     }
     Ok(())
 }

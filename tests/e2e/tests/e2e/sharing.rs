@@ -33,7 +33,7 @@ async fn two_engines() -> anyhow::Result<Stack> {
 }
 
 /// Sends a message to an agent, in a workspace other than the conversation's if one is named, and waits for its end.
-async fn ask(
+pub(crate) async fn ask(
     stack: &Stack,
     conversation: &str,
     text: &str,
