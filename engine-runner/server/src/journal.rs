@@ -193,6 +193,20 @@ pub(crate) struct AnswerMark {
     pub allow: bool,
     /// What the engine is told with a denial.
     pub feedback: String,
+    /// Who decided. Journals of earlier builds do not say: then it passes for a client.
+    #[serde(default)]
+    pub decider: Decider,
+}
+
+/// Who decides about a permission and leaves an [`AnswerMark`].
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Decider {
+    /// Somebody who was asked.
+    #[default]
+    Client,
+    /// Nobody answered in time.
+    Deadline,
 }
 
 /// One record of a journal.

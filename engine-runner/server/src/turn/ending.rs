@@ -333,6 +333,19 @@ impl Turn {
         });
     }
 
+    /// As [`Turn::flush_session`], before the end is told: the journal will not have what the file lacks.
+    async fn flush_now(&mut self) {
+        let Some(session_id) = self.state.session.as_ref().map(|session| session.session_id.clone()) else {
+            return;
+        };
+        let context = Arc::clone(&self.context);
+        let flushed =
+            tokio::task::spawn_blocking(move || SessionRecord::flush(&context.state, &session_id)).await;
+        if !matches!(flushed, Ok(Ok(()))) {
+            tracing::error!(turn = self.id, ?flushed, "a session's record is not in its file yet");
+        }
+    }
+
     async fn tell_end(&mut self, ended: &mut Ended) -> Result<(), Error> {
         if self.state.terminal.is_none() {
             if !ended.told {
@@ -370,10 +383,15 @@ impl Turn {
                 }
             }
             // On a full disk the reserve is the terminal event's; the session's file is tried all the same.
-            if let Some(kept) = ended.record.take()
-                && !self.journal.is_short()
-            {
-                self.record(Record::Kept(kept))?;
+            if ended.record.is_some() && self.journal.is_short() {
+                self.flush_now().await;
+            } else if let Some(kept) = &ended.record {
+                if crate::fault_point!("runner::kept") {
+                    return Err(Error::Internal("as a test wants it".to_owned()));
+                }
+                self.record(Record::Kept(kept.clone()))?;
+                // Only now: what the disk refuses here is kept in the session's file at the next try.
+                ended.record = None;
             }
             if self.left_behind {
                 self.hold_workspace().await;

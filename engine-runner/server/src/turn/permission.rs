@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use roundhouse_engines::{PermissionReply, event};
 use roundhouse_process::boottime_ns;
 use roundhouse_proto::engine::v1::{
-    PermissionAnswerEvent, PermissionDecider, PermissionDecision, event_body::Kind,
+    EventBody, PermissionAnswerEvent, PermissionDecider, PermissionDecision, event_body::Kind,
 };
 use tokio::time::Instant;
 
@@ -14,7 +14,7 @@ use super::actor::{Purpose, Turn};
 use crate::{
     error::Error,
     grpc::to_proto,
-    journal::{AnswerMark, PermissionMark, Record, Source},
+    journal::{AnswerMark, Decider, PermissionMark, Record, Source},
     request,
 };
 
@@ -24,6 +24,21 @@ const LOOK: Duration = Duration::from_secs(30);
 
 /// What the engine is told when nobody answered.
 const UNANSWERED: &str = "Nobody answered this request in time, so it was denied.";
+
+/// The event that tells a decision.
+fn told(mark: AnswerMark) -> EventBody {
+    let decision = if mark.allow { PermissionDecision::Allow } else { PermissionDecision::Deny };
+    let decider = match mark.decider {
+        Decider::Client => PermissionDecider::Client,
+        Decider::Deadline => PermissionDecider::Deadline,
+    };
+    to_proto::body(Kind::PermissionAnswer(PermissionAnswerEvent {
+        request_id: mark.request_id,
+        decision: decision.into(),
+        decider: decider.into(),
+        feedback: mark.feedback,
+    }))
+}
 
 impl Turn {
     pub(super) async fn permission_asked(
@@ -75,8 +90,7 @@ impl Turn {
             let allowed = permission.answer.as_ref().map_or(permission.allowed, |mark| mark.allow);
             return Ok((false, allowed));
         }
-        let decider = PermissionDecider::Client;
-        self.decide(&answer.request_id, answer.allow, &answer.feedback, decider).await?;
+        self.decide(&answer.request_id, answer.allow, &answer.feedback, Decider::Client).await?;
         Ok((true, answer.allow))
     }
 
@@ -86,24 +100,13 @@ impl Turn {
         request_id: &str,
         allow: bool,
         feedback: &str,
-        decider: PermissionDecider,
+        decider: Decider,
     ) -> Result<(), Error> {
-        self.record(Record::Answer(AnswerMark {
-            request_id: request_id.to_owned(),
-            allow,
-            feedback: feedback.to_owned(),
-        }))?;
-        let decision = if allow { PermissionDecision::Allow } else { PermissionDecision::Deny };
-        self.emit_synced(
-            Source::Synthetic,
-            to_proto::body(Kind::PermissionAnswer(PermissionAnswerEvent {
-                request_id: request_id.to_owned(),
-                decision: decision.into(),
-                decider: decider.into(),
-                feedback: feedback.to_owned(),
-            })),
-        )
-        .await?;
+        let mark =
+            AnswerMark { request_id: request_id.to_owned(), allow, feedback: feedback.to_owned(), decider };
+        self.record(Record::Answer(mark.clone()))?;
+        crate::kill_point!("runner::permission_decided");
+        self.emit_synced(Source::Synthetic, told(mark)).await?;
         crate::kill_point!("runner::permission_journalled");
         self.give_answer(request_id);
         self.arm_permissions();
@@ -137,19 +140,9 @@ impl Turn {
             .iter()
             .filter_map(|(id, known)| known.answer.clone().map(|mark| (id.clone(), mark, known.told)))
             .collect();
-        for (id, mark, told) in decided {
-            if !told {
-                let decision = if mark.allow { PermissionDecision::Allow } else { PermissionDecision::Deny };
-                self.emit_synced(
-                    Source::Synthetic,
-                    to_proto::body(Kind::PermissionAnswer(PermissionAnswerEvent {
-                        request_id: id.clone(),
-                        decision: decision.into(),
-                        decider: PermissionDecider::Client.into(),
-                        feedback: mark.feedback,
-                    })),
-                )
-                .await?;
+        for (id, mark, was_told) in decided {
+            if !was_told {
+                self.emit_synced(Source::Synthetic, told(mark)).await?;
             }
             self.give_answer(&id);
         }
@@ -182,7 +175,7 @@ impl Turn {
     pub(super) async fn permissions_timed_out(&mut self) -> Result<(), Error> {
         for (id, mark) in self.open_permissions() {
             if self.left(&mark).is_zero() {
-                self.decide(&id, false, UNANSWERED, PermissionDecider::Deadline).await?;
+                self.decide(&id, false, UNANSWERED, Decider::Deadline).await?;
             }
         }
         self.arm_permissions();

@@ -343,20 +343,38 @@ impl Turn {
         let Some(session) = self.state.session.clone() else { return };
         for message in self.state.undelivered() {
             let Some(engine) = &self.engine else { return };
-            let line = engine.translator.deliver(&Delivery {
+            let mut line = engine.translator.deliver(&Delivery {
                 delivery_id: &message.delivery_id,
                 context: (!session.context.is_empty()).then_some(session.context.as_str()),
                 text: &message.text,
             });
+            if crate::fault_point!("runner::no_line") {
+                line = Err(LineError::Unsupported);
+            }
             match line {
                 Ok(line) => self.write(
                     line,
                     Purpose::Message { delivery_id: message.delivery_id, message_id: message.message_id },
                 ),
                 Err(LineError::NotNow) => self.later = true,
-                Err(error) => tracing::error!(turn = self.id, %error, "a message cannot be put into a line"),
+                Err(error) => {
+                    self.undeliverable(format!(
+                        "the message cannot be put into a line for the engine: {error}"
+                    ));
+                    return;
+                }
             }
         }
+    }
+
+    /// The engine will never have the message, so nothing would end the turn but its idle timer, with a wrong reason.
+    fn undeliverable(&mut self, why: String) {
+        if self.stage != Stage::Open || self.stopping.is_some() || self.turn_end.is_some() {
+            return;
+        }
+        tracing::error!(turn = self.id, why, "a message cannot be given to the engine");
+        self.must_stop = Some(Failure::new(Reason::Process, why));
+        self.terminate();
     }
 
     /// How long after this error a line is put again; none when that is of no use.
@@ -422,6 +440,12 @@ impl Turn {
             Err(AskError::Stuck | AskError::Refused(Refusal::Busy)) => Err(Error::KeeperStuck),
             Err(AskError::Refused(Refusal::Storage)) => {
                 self.force_stop(StopCause::Storage);
+                Ok(delivery_id.clone())
+            }
+            Err(AskError::Refused(refusal @ (Refusal::Argument | Refusal::OpConflict))) => {
+                if here {
+                    self.undeliverable(format!("the engine's keeper refused the message: {refusal:?}"));
+                }
                 Ok(delivery_id.clone())
             }
             // The message is durable here; what becomes of it is told by events.

@@ -249,7 +249,7 @@ mod tests {
     use roundhouse_proto::engine::v1::{EventBody, PhaseEvent};
 
     use super::*;
-    use crate::journal::Entry;
+    use crate::journal::{Decider, Entry};
 
     fn entry(number: u64, frame: u64, ordinal: u32) -> Record {
         Record::Entry(Box::new(Entry {
@@ -281,8 +281,14 @@ mod tests {
     #[test]
     fn a_cancel_beats_a_timer_and_the_first_answer_holds() {
         let mark = PermissionMark { request_id: "p".into(), boot_id: String::new(), deadline_boottime_ns: 1 };
-        let answer =
-            |allow| Record::Answer(AnswerMark { request_id: "p".into(), allow, feedback: String::new() });
+        let answer = |allow| {
+            Record::Answer(AnswerMark {
+                request_id: "p".into(),
+                allow,
+                feedback: String::new(),
+                decider: Decider::Client,
+            })
+        };
         let state = State::fold(&[
             Record::Stop(StopCause::Idle),
             Record::Stop(StopCause::Cancel),

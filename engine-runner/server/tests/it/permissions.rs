@@ -183,4 +183,37 @@ mod points {
         assert_eq!(ended.failure.unwrap().reason(), FailureReason::Storage, "{:?}", names(&events));
         assert!(!rig.work.join("ran.txt").exists());
     }
+
+    #[tokio::test]
+    async fn a_denial_by_the_deadline_is_told_as_that_after_a_death_between_mark_and_event() {
+        let with = With {
+            failpoints: Some("runner::permission_decided=return"),
+            ..With::set("permission_timeout", "500ms")
+        };
+        let mut rig = Rig::with(with).await.unwrap();
+        let mut client = rig.client().await.unwrap();
+        let (turn, _) = asked(&rig, &mut client, 1).await;
+        rig.service.wait_exit(crate::rig::BOUND).await.unwrap();
+        rig.again().await.unwrap();
+        let mut client = rig.client().await.unwrap();
+        let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
+        let answers: Vec<_> =
+            names(&events).into_iter().filter(|name| name.starts_with("permission_answer")).collect();
+        assert_eq!(answers, ["permission_answer PERMISSION_DECISION_DENY PERMISSION_DECIDER_DEADLINE"]);
+        assert!(!rig.work.join("ran.txt").exists());
+    }
+
+    #[tokio::test]
+    async fn a_message_that_makes_no_line_ends_the_turn_at_once_with_its_reason() {
+        let rig = Rig::with(With::failpoint("runner::no_line=fail")).await.unwrap();
+        let mut client = rig.client().await.unwrap();
+        let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+        turn.open(&mut client).await.unwrap();
+        turn.send(&mut client, "[[text:never]]").await.unwrap();
+        // Long before the idle timer, which has its ten minutes here.
+        let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
+        let failure = terminal(&events).unwrap().failure.unwrap();
+        assert_eq!(failure.reason(), FailureReason::Process, "{:?}", names(&events));
+        assert!(failure.message.contains("cannot be put into a line"), "{}", failure.message);
+    }
 }
