@@ -23,6 +23,7 @@ use tokio::{
     signal::unix::{SignalKind, signal},
     task::JoinHandle,
 };
+use tokio_stream::StreamExt as _;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::server::NamedService as _;
 use tonic::service::interceptor::InterceptedService;
@@ -34,7 +35,7 @@ use crate::{
     context::{Context, Homes},
     epochs::Epochs,
     error::{Error, chain},
-    grpc::{addressee, service::Service},
+    grpc::{addressee, lingering::Lingering, service::Service},
     install::Versions,
     journal::StopCause,
     pool::{self, Pool},
@@ -259,12 +260,16 @@ async fn serve(
         .add_service(reflection_v1)
         .add_service(reflection_v1alpha)
         .add_service(service);
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+    let connections = TaskTracker::new();
+    let tracker = connections.clone();
+    let incoming = TcpIncoming::from(listener)
+        .with_nodelay(Some(true))
+        .map(move |stream| stream.map(|stream| Lingering::new(stream, &tracker)));
     Ok(tokio::spawn(async move {
-        router
-            .serve_with_incoming_shutdown(incoming, stop.cancelled_owned())
-            .await
-            .map_err(|error| chain(&error))
+        let served = router.serve_with_incoming_shutdown(incoming, stop.cancelled_owned()).await;
+        connections.close();
+        connections.wait().await;
+        served.map_err(|error| chain(&error))
     }))
 }
 

@@ -2,6 +2,7 @@
 
 pub mod addressee;
 mod from_proto;
+pub(crate) mod lingering;
 pub mod service;
 pub mod status;
 pub mod to_proto;
