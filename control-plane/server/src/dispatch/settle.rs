@@ -36,7 +36,8 @@ impl Drive {
             return Ok(Flow::Done);
         }
         let workspace = self.app.store.get_workspace(workspace_id).await?.workspace;
-        if !self.runner_said_end {
+        // The close of a LOST turn keeps the slot, whoever said the end; nobody looks at it after the acknowledgement.
+        if !self.runner_said_end || turn.state == TurnState::Lost {
             self.confirm(&turn, &workspace).await?;
             self.app.store.free_slot(&owner).await?;
         }
@@ -108,14 +109,15 @@ impl Drive {
         Ok(())
     }
 
-    /// What the runner says of a turn that was given up changes nothing, but is kept.
+    /// What the runner says of a turn that was given up changes nothing, but is kept; the end that closed the turn is
+    /// stored already.
     async fn keep_late_end(
         &self,
         turn: &Turn,
         workspace: &Workspace,
         facts: &engine::InspectResponse,
     ) -> StepResult<()> {
-        if turn.state != TurnState::Lost {
+        if turn.state != TurnState::Lost || self.runner_said_end {
             return Ok(());
         }
         let mut terminal = facts.terminal.clone().unwrap_or_default();

@@ -11,7 +11,7 @@ use roundhouse_proto::control::v1::runner::State;
 use roundhouse_proto::engine::v1::FailureReason;
 use tonic::Code;
 
-use crate::support::runner::{Call, Opening, Reply, text};
+use crate::support::runner::{Call, Opening, Reply, lost, text};
 use crate::support::{LIMIT, World, assert_whole, failure, message, reason};
 
 fn impatient(settings: &mut Settings) {
@@ -466,4 +466,22 @@ async fn an_opening_is_not_repeated_on_a_runner_that_came_back_until_what_it_hol
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "the shape that a filter asks for")]
 fn is_open(call: &&Call) -> bool {
     matches!(call, Call::Open(_))
+}
+
+#[tokio::test]
+async fn s47_a_turn_that_its_runner_ends_lost_frees_its_workspace() {
+    let mut world = World::new().await;
+    world.runner.state().reply = Reply::Silent;
+    let conversation = world.conversation().await;
+    let turn = world.send(&conversation, "hello").await;
+    world.runner.sent(&turn.turn_id).await;
+    world.runner.emit(&turn.turn_id, lost("nobody knows whether it was taken"));
+    let (turn, events) = world.finish(&turn).await;
+    assert_eq!(turn.status(), TurnStatus::Lost);
+    assert_whole(&events);
+    world.runner.acknowledged(&turn.turn_id).await;
+    world.runner.state().reply = Reply::Echo;
+    let next = world.send(&conversation, "next").await;
+    assert_eq!(world.finish(&next).await.0.status(), TurnStatus::Completed);
+    assert_eq!(world.workspace().await.held_by_turn_id, "");
 }

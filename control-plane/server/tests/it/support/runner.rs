@@ -23,7 +23,7 @@ use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
 use tonic::{Code, Request, Response, Status};
 use tonic_types::{ErrorDetails, StatusExt as _};
 
-pub use super::said::{accepted, cancelled, completed, failed, native_ref, text};
+pub use super::said::{accepted, cancelled, completed, failed, lost, native_ref, text};
 
 /// Longest wait for anything in these tests.
 pub const LIMIT: Duration = Duration::from_secs(20);

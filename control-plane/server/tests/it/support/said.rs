@@ -56,6 +56,20 @@ pub fn failed(message: &str) -> Kind {
     })
 }
 
+pub fn lost(message: &str) -> Kind {
+    Kind::Terminal(engine::TerminalEvent {
+        outcome: engine::Outcome::Lost.into(),
+        failure: Some(engine::Failure {
+            reason: engine::FailureReason::Process.into(),
+            message: message.into(),
+            next_action: "look at the worktree, then retry".into(),
+            retryable: true,
+            ..Default::default()
+        }),
+        ..Default::default()
+    })
+}
+
 pub fn cancelled() -> Kind {
     Kind::Terminal(engine::TerminalEvent { outcome: engine::Outcome::Cancelled.into(), ..Default::default() })
 }
