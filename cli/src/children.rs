@@ -240,7 +240,11 @@ impl Service {
         };
         if !orderly && let Err(failure) = self.end_engines().await {
             // Nobody but a person can do more about it.
-            eprintln!("{}: {}", self.spec.name, failure.human());
+            crate::output::Output::new(crate::output::Format::Human).note(&format!(
+                "{}: {}",
+                self.spec.name,
+                failure.human()
+            ));
         }
         orderly
     }
