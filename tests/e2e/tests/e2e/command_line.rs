@@ -209,9 +209,8 @@ async fn up_that_gives_up_on_its_runner_leaves_no_process() -> anyhow::Result<()
     };
     let status = tokio::time::timeout(NORMAL, ended).await.context("it goes on")??;
     assert_eq!(status.code(), Some(1));
-    let left = stack.census();
-    ensure!(left.is_empty(), "left: {}", roundhouse_test_support::census::describe(&left));
-    Ok(())
+    // The engine waits for a gate that never opens; a killed process needs a moment to be gone.
+    stack.wait_nothing_left(NORMAL).await
 }
 
 #[tokio::test]
