@@ -5,31 +5,19 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context as _, bail};
-use roundhouse_models::{Matcher, Script};
+use anyhow::Context as _;
 use roundhouse_proto::{
     control::v1::session::State,
-    engine::v1::{CloseSessionRequest, Origin, Outcome, event_body::Kind, session_event},
+    engine::v1::{Origin, Outcome},
 };
-use roundhouse_test_support::{BRIEF, NORMAL, Stack};
+use roundhouse_test_support::{NORMAL, Stack};
 
-use crate::{answer_of, codex::codex, expect_outcome, turn_of};
-
-/// Files below a directory for which this is true.
-fn files(root: &Path, wanted: impl Fn(&Path) -> bool) -> Vec<PathBuf> {
-    let (mut found, mut open) = (Vec::new(), vec![root.to_owned()]);
-    while let Some(directory) = open.pop() {
-        let Ok(entries) = fs::read_dir(&directory) else { continue };
-        for path in entries.flatten().map(|entry| entry.path()) {
-            if path.is_dir() {
-                open.push(path);
-            } else if wanted(&path) {
-                found.push(path);
-            }
-        }
-    }
-    found
-}
+use crate::{
+    answer_of,
+    codex::codex,
+    damage::{Damage, a_damaged_file_is_replaced, all_was_told, files, two_facts},
+    expect_outcome, turn_of,
+};
 
 fn name(path: &Path) -> &str {
     path.file_name().and_then(|name| name.to_str()).unwrap_or_default()
@@ -45,81 +33,8 @@ pub(crate) fn indexes(stack: &Stack) -> Vec<PathBuf> {
     files(&stack.runner_state().join("homes"), |path| name(path).contains(".sqlite"))
 }
 
-pub(crate) async fn close(stack: &Stack, session_id: &str) -> anyhow::Result<()> {
-    let request = CloseSessionRequest { session_id: session_id.to_owned() };
-    stack.runner_client()?.close_session(request).await.context("CloseSession")?;
-    stack.wait_nothing_left(BRIEF).await
-}
-
-/// A conversation with two answered questions, whose process is gone. Its id and its session's.
-async fn two_facts(stack: &Stack) -> anyhow::Result<(String, String)> {
-    let conversation = stack.conversation().await?;
-    for (question, answer) in [
-        ("what-is-first", "the-first-fact"),
-        ("what-is-second", "the-second-fact"),
-        ("and-now", "all-is-known"),
-    ] {
-        stack.model.rule(Matcher::Contains(question.to_owned()), Script::text(answer));
-    }
-    stack.control.run_answered(&conversation, "what-is-first", "the-first-fact", NORMAL).await?;
-    let second =
-        stack.control.run_answered(&conversation, "what-is-second", "the-second-fact", NORMAL).await?;
-    let session = turn_of(&second).session_id.clone();
-    stack.workspace.write("uncommitted.txt", "work in progress\n")?;
-    close(stack, &session).await?;
-    Ok((conversation, session))
-}
-
-/// The model was asked once, and told each fact once.
-fn all_was_told(stack: &Stack) {
-    let requests = stack.model.requests_for("and-now");
-    assert_eq!(requests.len(), 1, "asked once");
-    let request = requests[0].conversation();
-    for fact in ["what-is-first", "the-first-fact", "what-is-second", "the-second-fact"] {
-        assert_eq!(request.occurrences(fact), 1, "told {fact}: {:?}", request.texts());
-    }
-}
-
-type Damage = fn(&Path, &str) -> anyhow::Result<()>;
-
 async fn a_damaged_thread_is_replaced(damage: Damage) -> anyhow::Result<()> {
-    let stack = Stack::start_with(codex()).await?;
-    let (conversation, session) = two_facts(&stack).await?;
-    let follower = stack.control.follow(&conversation);
-    let found = rollouts(&stack);
-    let [file] = &found[..] else { bail!("one rollout, not {found:?}") };
-    let text = fs::read_to_string(file).context("the rollout")?;
-    damage(file, &text)?;
-    let damaged = fs::read(file).ok();
-
-    let turn = stack.control.begin(&conversation, "and-now").await?;
-    let got = expect_outcome(&stack, &follower, &turn, Outcome::Completed).await?;
-    assert_eq!(answer_of(&got), "all-is-known");
-    let ended = turn_of(&got);
-    assert_eq!(ended.origin(), Origin::Replaced, "in the same turn, and said so: {ended:?}");
-    assert!(ended.history_given && ended.session_id != session, "{ended:?}");
-    all_was_told(&stack);
-
-    let kinds = follower.kinds(&turn);
-    let loud = kinds.iter().any(|kind| match kind {
-        Kind::Session(event) => {
-            event.state() == session_event::State::Unusable
-                && event.session_id == session
-                && !event.reason.is_empty()
-        }
-        _ => false,
-    });
-    assert!(loud, "the loss is loud: {kinds:?}");
-    let sessions = stack.control.list_sessions(&conversation).await?;
-    let old = sessions.iter().find(|one| one.session_id == session).context("the old session")?;
-    assert!(old.state() == State::Unusable && !old.unusable_reason.is_empty(), "{old:?}");
-    if damaged.is_some() {
-        assert_eq!(fs::read(file).ok(), damaged, "the old file is kept as it was");
-    }
-    assert_eq!(stack.workspace.read("uncommitted.txt").as_deref(), Some("work in progress\n"));
-    let next = stack.control.run_answered(&conversation, "[[text:sure]] and on", "sure", NORMAL).await?;
-    assert_eq!(turn_of(&next).session_id, ended.session_id, "the replacement is a session like any other");
-    Ok(())
+    a_damaged_file_is_replaced(Stack::start_with(codex()).await?, rollouts, damage).await
 }
 
 /// The rows of the file, and the index of the last one in which the model speaks.

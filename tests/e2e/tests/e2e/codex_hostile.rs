@@ -81,7 +81,7 @@ async fn nothing_runs_in(permissions: &str) -> anyhow::Result<()> {
     stack.control.run_answered(&conversation, "$evil [[text:plain]] is only text", "plain", NORMAL).await?;
     // A resume is told anew whom not to trust.
     let session = stack.control.list_sessions(&conversation).await?[0].session_id.clone();
-    crate::codex_damage::close(&stack, &session).await?;
+    crate::damage::close(&stack, &session).await?;
     stack.control.run_answered(&conversation, "$evil [[text:again]] and resumed", "again", NORMAL).await?;
 
     let sprung: Vec<_> = fs::read_dir(stack.workspace.path())?

@@ -2,12 +2,17 @@
 
 use anyhow::Context as _;
 use roundhouse_proto::{
-    control::v1::{AnswerPermissionRequest, Permission, TurnStatus},
-    engine::v1::{Outcome, PermissionAnswerEvent, PermissionDecider, PermissionDecision, event_body::Kind},
+    control::v1::{Permission, TurnStatus},
+    engine::v1::{Outcome, PermissionDecider, PermissionDecision},
 };
 use roundhouse_test_support::{BRIEF, Control, Follower, NORMAL, Stack, StackOptions, wait_for};
 
-use crate::{answer_of, codex::codex_in, expect_outcome};
+use crate::{
+    answer_of,
+    codex::codex_in,
+    expect_outcome,
+    permission::{answer, answers},
+};
 
 /// The model asks to be let out of the sandbox.
 pub(crate) const ASKS: &str = "[[tool name=Bash:{\"command\":\"echo made > made\",\
@@ -32,26 +37,6 @@ async fn listed(stack: &Stack, conversation: &str, turn: &str) -> anyhow::Result
     stack.control.wait_status(turn, TurnStatus::WaitingForPermission, BRIEF).await?;
     assert_eq!(stack.workspace.read("made"), None, "nothing happens before the answer");
     Ok(permission)
-}
-
-async fn answer(control: &Control, id: &str, decision: PermissionDecision) -> anyhow::Result<bool> {
-    let request = AnswerPermissionRequest {
-        permission_request_id: id.to_owned(),
-        decision: decision.into(),
-        feedback: "not today".to_owned(),
-        ..AnswerPermissionRequest::default()
-    };
-    Ok(control.conversations().answer_permission(request).await?.into_inner().accepted)
-}
-
-fn answers(follower: &Follower, turn: &str) -> Vec<PermissionAnswerEvent> {
-    let kinds = follower.kinds(turn).into_iter();
-    kinds
-        .filter_map(|kind| match kind {
-            Kind::PermissionAnswer(answer) => Some(answer),
-            _ => None,
-        })
-        .collect()
 }
 
 #[tokio::test]

@@ -13,7 +13,8 @@ use serde_json::Value;
 use crate::{
     answer_of,
     codex::{codex, codex_in},
-    codex_damage::{close, rollouts},
+    codex_damage::rollouts,
+    damage::close,
     expect_outcome, turn_of,
 };
 

@@ -15,19 +15,15 @@ use roundhouse_test_support::{BRIEF, NORMAL, Stack, StackOptions};
 
 use crate::{answer_of, expect_outcome, turn_of};
 
-/// Every native session file under the runner's state.
-fn session_files(state: &Path) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    let mut open = vec![state.to_owned()];
+/// Files below a directory for which this is true.
+pub(crate) fn files(root: &Path, wanted: impl Fn(&Path) -> bool) -> Vec<PathBuf> {
+    let (mut found, mut open) = (Vec::new(), vec![root.to_owned()]);
     while let Some(directory) = open.pop() {
         let Ok(entries) = fs::read_dir(&directory) else { continue };
-        for entry in entries.flatten() {
-            let path = entry.path();
+        for path in entries.flatten().map(|entry| entry.path()) {
             if path.is_dir() {
                 open.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "jsonl")
-                && path.components().any(|part| part.as_os_str() == "projects")
-            {
+            } else if wanted(&path) {
                 found.push(path);
             }
         }
@@ -35,19 +31,26 @@ fn session_files(state: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// What the file looks like after the damage. None: it is gone.
-type Damage = fn(&Path, &str) -> anyhow::Result<()>;
+/// Every native session file under the runner's state.
+fn session_files(stack: &Stack) -> Vec<PathBuf> {
+    files(&stack.runner_state(), |path| {
+        path.extension().is_some_and(|extension| extension == "jsonl")
+            && path.components().any(|part| part.as_os_str() == "projects")
+    })
+}
 
-async fn close(stack: &Stack, session_id: &str) -> anyhow::Result<()> {
+/// What the file looks like after the damage. None: it is gone.
+pub(crate) type Damage = fn(&Path, &str) -> anyhow::Result<()>;
+
+pub(crate) async fn close(stack: &Stack, session_id: &str) -> anyhow::Result<()> {
     let request = CloseSessionRequest { session_id: session_id.to_owned() };
     stack.runner_client()?.close_session(request).await.context("CloseSession")?;
     stack.wait_nothing_left(BRIEF).await
 }
 
-async fn a_damaged_session_is_replaced(damage: Damage) -> anyhow::Result<()> {
-    let stack = Stack::start().await?;
+/// A conversation with two answered questions, whose process is gone. Its id and its session's.
+pub(crate) async fn two_facts(stack: &Stack) -> anyhow::Result<(String, String)> {
     let conversation = stack.conversation().await?;
-    let follower = stack.control.follow(&conversation);
     for (question, answer) in [
         ("what-is-first", "the-first-fact"),
         ("what-is-second", "the-second-fact"),
@@ -60,9 +63,29 @@ async fn a_damaged_session_is_replaced(damage: Damage) -> anyhow::Result<()> {
         stack.control.run_answered(&conversation, "what-is-second", "the-second-fact", NORMAL).await?;
     let session = turn_of(&second).session_id.clone();
     stack.workspace.write("uncommitted.txt", "work in progress\n")?;
-    close(&stack, &session).await?;
+    close(stack, &session).await?;
+    Ok((conversation, session))
+}
 
-    let files = session_files(&stack.runner_state());
+/// The model was asked once, and told each fact once.
+pub(crate) fn all_was_told(stack: &Stack) {
+    let requests = stack.model.requests_for("and-now");
+    assert_eq!(requests.len(), 1, "asked once");
+    let request = requests[0].conversation();
+    for fact in ["what-is-first", "the-first-fact", "what-is-second", "the-second-fact"] {
+        assert_eq!(request.occurrences(fact), 1, "told {fact}: {:?}", request.texts());
+    }
+}
+
+/// The damage to the one file of a session is found before the next turn, which goes on in a replacement that knows all.
+pub(crate) async fn a_damaged_file_is_replaced(
+    stack: Stack,
+    session_files: fn(&Stack) -> Vec<PathBuf>,
+    damage: Damage,
+) -> anyhow::Result<()> {
+    let (conversation, session) = two_facts(&stack).await?;
+    let follower = stack.control.follow(&conversation);
+    let files = session_files(&stack);
     let [file] = &files[..] else { bail!("one session file, not {files:?}") };
     let text = fs::read_to_string(file).context("the session file")?;
     damage(file, &text)?;
@@ -76,12 +99,7 @@ async fn a_damaged_session_is_replaced(damage: Damage) -> anyhow::Result<()> {
     assert!(ended.history_given, "{ended:?}");
     assert_ne!(ended.session_id, session);
 
-    let requests = stack.model.requests_for("and-now");
-    assert_eq!(requests.len(), 1, "asked once");
-    let request = requests[0].conversation();
-    for fact in ["what-is-first", "the-first-fact", "what-is-second", "the-second-fact"] {
-        assert_eq!(request.occurrences(fact), 1, "seeded with {fact}: {:?}", request.texts());
-    }
+    all_was_told(&stack);
 
     let kinds = follower.kinds(&turn);
     let unusable = kinds.iter().any(|kind| match kind {
@@ -112,6 +130,10 @@ async fn a_damaged_session_is_replaced(damage: Damage) -> anyhow::Result<()> {
         (Origin::Resumed, ended.session_id.as_str())
     );
     Ok(())
+}
+
+async fn a_damaged_session_is_replaced(damage: Damage) -> anyhow::Result<()> {
+    a_damaged_file_is_replaced(Stack::start().await?, session_files, damage).await
 }
 
 /// The rows of the file, and the index of the last one in which the model speaks.

@@ -36,7 +36,11 @@ async fn listed(stack: &Stack, conversation: &str, turn: &str) -> anyhow::Result
     Ok(permission)
 }
 
-async fn answer(control: &Control, id: &str, decision: PermissionDecision) -> anyhow::Result<bool> {
+pub(crate) async fn answer(
+    control: &Control,
+    id: &str,
+    decision: PermissionDecision,
+) -> anyhow::Result<bool> {
     let request = AnswerPermissionRequest {
         permission_request_id: id.to_owned(),
         decision: decision.into(),
@@ -46,7 +50,7 @@ async fn answer(control: &Control, id: &str, decision: PermissionDecision) -> an
     Ok(control.conversations().answer_permission(request).await?.into_inner().accepted)
 }
 
-fn answers(follower: &Follower, turn: &str) -> Vec<PermissionAnswerEvent> {
+pub(crate) fn answers(follower: &Follower, turn: &str) -> Vec<PermissionAnswerEvent> {
     follower
         .kinds(turn)
         .into_iter()
