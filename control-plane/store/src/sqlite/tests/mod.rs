@@ -1,6 +1,7 @@
 //! Tests of the implementation that the conformance suite cannot see.
 
 mod files;
+mod interleavings;
 mod writer;
 
 #[cfg(feature = "failpoints")]
