@@ -9,18 +9,17 @@ use roundhouse_domain::limits::MAX_NAME;
 use roundhouse_domain::message::{Message, Position};
 use roundhouse_domain::turn::{Turn, TurnState};
 use roundhouse_domain::usage::Usage;
-use roundhouse_domain::workspace::{SlotDecision, SlotWaiter, decide_slot};
 use rusqlite::{Connection, Row, params};
 use serde::{Deserialize, Serialize};
 
 use super::changes::Log;
-use super::dispatch::holders;
 use super::ledger::{answered, keep};
 use super::page::paged;
 use super::rows::{
     Keyed, conversation, find_conversation, find_runner, find_turn, find_workspace, message, permission,
     select_conversation, select_message, select_permission, select_turn, turn,
 };
+use super::slots::slot_holder;
 use super::sql::{Columns, all, execute, first, int};
 use super::writer::Scope;
 use crate::command::{CreateConversation, ListConversations, SetArchived};
@@ -157,16 +156,12 @@ fn view(c: &Connection, row: Keyed<Conversation>) -> Result<ConversationView> {
     if let Some(active) = &active {
         let sql = select_permission!("WHERE p.turn_key = ?1 AND p.settle_time IS NULL ORDER BY p.key");
         attention.permissions = all(c, sql, [active.key], permission)?;
-        let mut holds_slot = false;
-        if let (Some(id), Some(promotion)) = (&active.turn.workspace_id, active.turn.promotion) {
+        let sql = "SELECT 1 FROM slot WHERE turn_key = ?1";
+        let holds_slot = first(c, sql, [active.key], |_| Ok(()))?.is_some();
+        if let Some(id) = &active.turn.workspace_id {
             let workspace = find_workspace(c, id)?;
-            let held = holders(c, Some(&workspace.runner_id))?;
-            holds_slot = held.iter().any(|h| h.turn_id == active.turn.id);
-            let want = SlotWaiter { turn_id: active.turn.id.clone(), path: workspace.path, promotion };
-            if active.turn.state == TurnState::Dispatching
-                && let SlotDecision::Held(holder) = decide_slot(&want, &held, &[])
-            {
-                attention.held_by = Some(holder);
+            if active.turn.state == TurnState::Dispatching && !holds_slot {
+                attention.held_by = slot_holder(c, &active.turn, &workspace)?;
             }
             attention.runner = match find_runner(c, &workspace.runner_id) {
                 Ok(runner) => Some(runner),

@@ -8,7 +8,7 @@ use roundhouse_domain::runner::raise_epoch;
 use roundhouse_domain::session::{Session, SessionState, stands_in_for};
 use roundhouse_domain::time::Timestamp;
 use roundhouse_domain::turn::{IllegalTransition, Turn, TurnInput, TurnState};
-use roundhouse_domain::workspace::{SlotDecision, SlotHolder, SlotWaiter, Workspace, decide_slot};
+use roundhouse_domain::workspace::{SlotDecision, SlotHolder, Workspace};
 use rusqlite::{Connection, params};
 
 use super::changes::Log;
@@ -19,6 +19,7 @@ use super::rows::{
     Head, fenced, fenced_open, find_conversation, find_message, find_runner, find_session, find_turn,
     find_workspace, select_session, select_slot, select_turn, session, slot, turn,
 };
+use super::slots::slot_decision;
 use super::sql::{Columns, all, execute, first, int, to_json};
 use super::writer::Scope;
 use crate::command::{
@@ -121,22 +122,6 @@ pub(super) fn holders(c: &Connection, runner: Option<&RunnerId>) -> Result<Vec<S
         }
         None => all(c, select_slot!("ORDER BY l.time"), [], slot),
     }
-}
-
-fn slot_decision(c: &Connection, turn: &Turn, workspace: &Workspace) -> Result<SlotDecision> {
-    let promotion =
-        turn.promotion.ok_or_else(|| Error::invalid("turn.workspace", "the turn has no workspace"))?;
-    let held = holders(c, Some(&workspace.runner_id))?;
-    // Turns that are being cancelled want no slot any more.
-    let sql = "SELECT t.id, t.promotion, w.path FROM turn t JOIN workspace w ON w.id = t.workspace_id \
-               WHERE t.state = 'DISPATCHING' AND w.runner_id = ?1 \
-               AND NOT EXISTS (SELECT 1 FROM slot l WHERE l.turn_key = t.key)";
-    let waiters = all(c, sql, [workspace.runner_id.as_str()], |row| {
-        let promotion = row.count("promotion")?;
-        Ok(SlotWaiter { turn_id: row.parsed("id")?, path: row.get("path")?, promotion })
-    })?;
-    let want = SlotWaiter { turn_id: turn.id.clone(), path: workspace.path.clone(), promotion };
-    Ok(decide_slot(&want, &held, &waiters))
 }
 
 pub(super) fn take_slot(scope: &mut Scope<'_>, owner: &Owner, time: Timestamp) -> Result<SlotOutcome> {
@@ -384,8 +369,10 @@ pub(super) fn acknowledge_turn(scope: &mut Scope<'_>, id: &TurnId, time: Timesta
 
 pub(super) fn unacknowledged_turns(c: &Connection, runner: &RunnerId) -> Result<Vec<Turn>> {
     // A turn without a session never reached its runner.
+    // By the index that holds no other turns: the table, and the workspaces of a runner, may be many.
     let sql = select_turn!(
-        "JOIN workspace w ON w.id = t.workspace_id WHERE t.end_time IS NOT NULL AND t.acknowledge_time IS NULL \
+        "JOIN workspace w ON w.id = t.workspace_id WHERE t.key IN (SELECT key FROM turn \
+         INDEXED BY turn_unacknowledged WHERE end_time IS NOT NULL AND acknowledge_time IS NULL) \
          AND t.session_id IS NOT NULL AND w.runner_id = ?1 ORDER BY t.promotion"
     );
     Ok(all(c, sql, [runner.as_str()], turn)?.into_iter().map(|row| row.turn).collect())

@@ -18,6 +18,7 @@ mod pool;
 mod queue;
 mod rows;
 mod runners;
+mod slots;
 mod sql;
 mod store;
 mod summaries;
