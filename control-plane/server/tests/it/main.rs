@@ -9,6 +9,7 @@ mod cancel;
 mod conversations;
 mod draining;
 mod identity;
+mod interleavings;
 mod permissions;
 mod restart;
 mod runners;

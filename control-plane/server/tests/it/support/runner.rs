@@ -284,6 +284,25 @@ impl Runner {
         self.touch();
     }
 
+    /// As [`Self::emit`]; false, and nothing, when the turn has ended.
+    pub fn try_emit(&self, turn: &str, kind: Kind) -> bool {
+        {
+            let mut state = self.state();
+            let turn = state.turns.get_mut(turn).expect("the turn is known");
+            if turn.terminal().is_some() {
+                return false;
+            }
+            turn.journal.push(engine::EventBody { kind: Some(kind) });
+        }
+        self.touch();
+        true
+    }
+
+    /// Moves whenever anything is asked of it or emitted.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+
     pub fn partial(&self, turn: &str, offset: u64, text: &str) {
         let partial = engine::Partial {
             item_id: "live".into(),
