@@ -3,6 +3,8 @@
 //! that. What the clients were told is then compared with what is there. (A thousand more, step by step and in one
 //! order for each seed, are in the store's own tests.)
 
+#![expect(clippy::print_stderr, reason = "the seed is shown with a test that fails")]
+
 use std::collections::{BTreeMap, HashMap};
 
 use pretty_assertions::assert_eq;

@@ -23,9 +23,11 @@ mod grpc;
 mod hostile;
 mod hosts;
 mod keeper;
+mod ladder;
 mod lost;
 mod misbehaviour;
 mod permission;
+mod permission_restarts;
 mod queue;
 mod readme;
 mod requests;
@@ -34,6 +36,7 @@ mod sharing;
 mod sharing_commands;
 mod smoke;
 mod terminal;
+mod texts;
 
 use anyhow::{Context as _, ensure};
 use roundhouse_proto::{

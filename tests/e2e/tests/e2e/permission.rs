@@ -9,7 +9,7 @@ use roundhouse_test_support::{Agent, BRIEF, Control, Follower, NORMAL, Stack, St
 
 use crate::{answer_of, expect_outcome};
 
-const ASKS: &str = "[[bash:echo made > made]][[text:through]] may I make it?";
+pub(crate) const ASKS: &str = "[[bash:echo made > made]][[text:through]] may I make it?";
 
 async fn asking(options: StackOptions) -> anyhow::Result<(Stack, String, Follower, String)> {
     let options = options.agents(&[Agent::new("builder").permissions("ask")]);
