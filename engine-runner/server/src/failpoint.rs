@@ -2,7 +2,8 @@
 //!
 //! `FAILPOINTS` is a list like `runner::journalled=3*return;runner::synced=return`: the process ends itself at the named
 //! point, with a count in front of `*` at the n-th passage. `500*pause` holds the passing thread for 500 ms instead;
-//! with `fail` the process goes on, and what the point stands for goes wrong.
+//! with `fail` the process goes on, and what the point stands for goes wrong; with `panic` the passing task panics, with
+//! `panics` at every later passage, too.
 //! Without the feature `failpoints` nothing of this exists.
 
 /// Ends the process here if the point is armed.
@@ -54,6 +55,8 @@ mod armed {
         Pause(Duration),
         /// Fails when it comes to zero, and only then.
         Fail(u32),
+        /// Panics when it comes to zero; whether at each later passage, too.
+        Panic(u32, bool),
     }
 
     static ARMED: LazyLock<Mutex<HashMap<String, Action>>> = LazyLock::new(|| {
@@ -66,6 +69,8 @@ mod armed {
         let action = match action.split_once('*') {
             Some((count, "return")) => Action::End(count.parse().ok()?),
             Some((millis, "pause")) => Action::Pause(Duration::from_millis(millis.parse().ok()?)),
+            Some((count, "panic")) => Action::Panic(count.parse().ok()?, false),
+            Some((count, "panics")) => Action::Panic(count.parse().ok()?, true),
             Some((count, "fail")) => Action::Fail(count.parse().ok()?),
             None if action == "return" => Action::End(1),
             None if action == "fail" => Action::Fail(1),
@@ -85,6 +90,13 @@ mod armed {
                     }
                     return;
                 }
+                Some(Action::Panic(left, again)) => {
+                    let met = *left == 1 || (*left == 0 && *again);
+                    *left = left.saturating_sub(1);
+                    drop(armed);
+                    assert!(!met, "as a test wants it");
+                    return;
+                }
                 Some(Action::Pause(pause)) => *pause,
                 Some(Action::Fail(_)) | None => return,
             }
@@ -99,7 +111,7 @@ mod armed {
     pub(crate) async fn hold(name: &str) {
         let pause = match ARMED.lock().unwrap_or_else(PoisonError::into_inner).get(name) {
             Some(Action::Pause(pause)) => *pause,
-            Some(Action::End(_) | Action::Fail(_)) | None => return,
+            Some(Action::End(_) | Action::Fail(_) | Action::Panic(..)) | None => return,
         };
         tokio::time::sleep(pause).await;
     }

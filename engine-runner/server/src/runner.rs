@@ -105,6 +105,7 @@ impl Runner {
     /// # Errors
     /// [`Error::Draining`] for a turn that this runner has let go of because it stops: its keeper goes on, so it is
     /// neither unknown nor ended, and the next runner has the answer. [`Error::Storage`] for one that cannot be read.
+    /// [`Error::Internal`] for one whose task broke and could not even end it.
     fn find(&self, turn_id: &str) -> Result<Option<Handle>, Error> {
         let mut turns = self.lock();
         let Some(handle) = turns.get(turn_id) else {
@@ -113,6 +114,12 @@ impl Runner {
         if handle.is_closed() && !handle.hub.ended() {
             if self.lets_go() {
                 return Err(Error::Draining);
+            }
+            if !handle.is_discarded() {
+                // Neither unknown nor ended: nobody may take it for a turn that never was.
+                return Err(Error::Internal(format!(
+                    "the task of turn {turn_id} is gone; its journal is taken up when the runner starts again"
+                )));
             }
             turns.remove(turn_id);
             return Ok(None);
@@ -174,7 +181,7 @@ impl Runner {
     #[must_use]
     pub fn turns(&self) -> Vec<Handle> {
         let mut turns = self.lock();
-        turns.retain(|_, handle| !handle.is_closed() || handle.hub.ended() || self.lets_go());
+        turns.retain(|_, handle| !handle.is_closed() || handle.hub.ended() || !handle.is_discarded());
         turns.values().cloned().collect()
     }
 

@@ -4,7 +4,10 @@ use std::{
     collections::{BTreeSet, HashMap, VecDeque},
     future::pending,
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -18,6 +21,7 @@ use tokio::{
     sync::{OwnedMutexGuard, mpsc, oneshot},
     time::Instant,
 };
+use tokio_util::sync::CancellationToken;
 
 use super::{
     COMMANDS, Command, Facts, Handle, OpenAnswer, State,
@@ -33,7 +37,7 @@ use crate::{
     grpc::to_proto,
     hub::Hub,
     journal::{Entry, Journal, Record, Source, StopCause},
-    keeper::{AskError, Batch},
+    keeper::{AskError, Batch, Keeper},
     workspace::Workspace,
 };
 
@@ -105,6 +109,8 @@ pub(super) enum Internal {
     Step(Result<Response, AskError>),
     /// All that the terminal event needs.
     Ended(Box<Ended>),
+    /// Work beside the turn panicked, and what it held is gone.
+    Broke,
 }
 
 /// Everything that can happen to a turn.
@@ -139,6 +145,8 @@ pub(super) struct Timers {
     pub(super) look: Option<Instant>,
     /// The engine did not take a message from its pipe.
     pub(super) input: Option<Instant>,
+    /// What the terminal event needs is being collected.
+    pub(super) ending: Option<Instant>,
     pub(super) storage: Option<Instant>,
 }
 
@@ -156,6 +164,7 @@ impl Timers {
             self.resend,
             self.look,
             self.input,
+            self.ending,
             self.storage,
         ]
         .into_iter()
@@ -190,6 +199,7 @@ pub(super) struct Turn {
     /// Numbered events that no follower has seen: the disk refused to keep the first of them.
     unpublished: Vec<NumberedEvent>,
     facts: Arc<Mutex<Facts>>,
+    discarded: Arc<AtomicBool>,
     pub(super) state: State,
     pub(super) stage: Stage,
     commands: mpsc::Receiver<Command>,
@@ -203,6 +213,8 @@ pub(super) struct Turn {
     pub(super) senders: HashMap<String, Vec<oneshot::Sender<Result<String, Error>>>>,
     pub(super) timers: Timers,
     pub(super) stopping: Option<Stopping>,
+    /// The turn is being stopped: an engine that waits to be started is not.
+    pub(super) abandon: CancellationToken,
     /// The look at the worktree before the turn is done (it may have found nothing).
     pub(super) looked: bool,
     pub(super) before: Option<Worktree>,
@@ -237,6 +249,12 @@ pub(super) struct Turn {
     /// Its workspace stays held after its end.
     pub(super) holds: bool,
     pub(super) ended: Option<Box<Ended>>,
+    /// The keeper of the engine that the end has in its hands.
+    pub(super) ending_keeper: Option<Keeper>,
+    /// The task panicked before the engine's end of the turn was known.
+    pub(super) broken: bool,
+    /// Panics of this task so far.
+    pub(super) panics: u32,
     pub(super) started: Instant,
     /// The opening was refused for this, and the turn is thrown away as if it had never been.
     pub(super) refused: Option<Arc<Error>>,
@@ -263,6 +281,7 @@ pub(super) fn build(context: &Arc<Context>, start: Start) -> Option<(Turn, Handl
     let (commands_tx, commands) = mpsc::channel(COMMANDS);
     let (results, results_rx) = mpsc::channel(RESULTS);
     let facts = Arc::new(Mutex::new(Facts::default()));
+    let discarded = Arc::new(AtomicBool::new(false));
     let mut timers = Timers::default();
     if let Some(millis) = open.deadline_millis {
         // Time passed since the opening counts only on the boot it was measured on.
@@ -280,6 +299,7 @@ pub(super) fn build(context: &Arc<Context>, start: Start) -> Option<(Turn, Handl
         hub: Arc::clone(&hub),
         commands: commands_tx,
         facts: Arc::clone(&facts),
+        discarded: Arc::clone(&discarded),
     };
     let before = start.state.worktree.as_deref().and_then(|text| serde_json::from_str(text).ok());
     let turn = Turn {
@@ -291,6 +311,7 @@ pub(super) fn build(context: &Arc<Context>, start: Start) -> Option<(Turn, Handl
         hub,
         unpublished: Vec::new(),
         facts,
+        discarded,
         looked: start.state.worktree.is_some(),
         before,
         before_unknown: false,
@@ -305,6 +326,7 @@ pub(super) fn build(context: &Arc<Context>, start: Start) -> Option<(Turn, Handl
         senders: HashMap::new(),
         timers,
         stopping: None,
+        abandon: CancellationToken::new(),
         replay_until: 0,
         replaying: false,
         given: false,
@@ -321,6 +343,9 @@ pub(super) fn build(context: &Arc<Context>, start: Start) -> Option<(Turn, Handl
         left_behind: false,
         holds: false,
         ended: None,
+        ending_keeper: None,
+        broken: false,
+        panics: 0,
         started: Instant::now(),
         refused: None,
         reopened: 0,
@@ -353,15 +378,10 @@ impl Turn {
     pub(super) async fn run(mut self) {
         crate::hold_point!("runner::turn_begins");
         while self.stage != Stage::Ended {
-            let input = self.next().await;
-            if matches!(input, Input::Halt) {
+            if !self.step().await {
                 // Keepers go on; the next runner takes them up from the same files.
                 return;
             }
-            if let Err(error) = self.take(input).await {
-                self.storage_failed(&error);
-            }
-            self.update_facts();
         }
         let discarded = self.refused.is_some();
         if discarded {
@@ -380,6 +400,7 @@ impl Turn {
         if !self.holds {
             self.context.slots.free(&self.id);
         }
+        self.discarded.store(discarded, Ordering::Release);
         self.commands.close();
         // Last: who was refused may open the next turn at once.
         if let Some(refused) = self.refused.take() {
@@ -388,6 +409,19 @@ impl Turn {
         while let Ok(command) = self.commands.try_recv() {
             self.refuse_late(command, discarded);
         }
+    }
+
+    /// Takes the next input. False: the runner stops, and the turn is let go of.
+    pub(super) async fn turn_once(&mut self) -> bool {
+        let input = self.next().await;
+        if matches!(input, Input::Halt) {
+            return false;
+        }
+        if let Err(error) = self.take(input).await {
+            self.storage_failed(&error);
+        }
+        self.update_facts();
+        true
     }
 
     /// The next input. Everything in it is cancel safe.
@@ -435,6 +469,7 @@ impl Turn {
                     Ok(())
                 }
                 Internal::Ended(ended) => self.on_ended(ended).await,
+                Internal::Broke => self.on_broke().await,
             },
             Input::Batch(Batch::Frames(frames)) => self.on_frames(frames).await,
             Input::Batch(Batch::Gone) => self.on_gone().await,
@@ -502,6 +537,9 @@ impl Turn {
         let now = Instant::now();
         if due(&mut self.timers.storage, now) {
             self.write_end().await?;
+        }
+        if due(&mut self.timers.ending, now) {
+            self.end_short().await?;
         }
         if due(&mut self.timers.ladder, now) {
             self.next_step();
@@ -595,6 +633,12 @@ impl Turn {
         for event in self.unpublished.drain(..) {
             self.hub.event(&event);
         }
+    }
+
+    /// Publishes events again, in the place of those that wait.
+    pub(super) fn republish(&mut self, events: Vec<NumberedEvent>) {
+        self.unpublished = events;
+        self.publish();
     }
 
     /// As [`Turn::emit`], with everything on disk before it is published.

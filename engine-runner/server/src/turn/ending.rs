@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::{
     actor::{Internal, STORAGE_RETRY, Stage, Timers, Turn},
-    doubt,
+    broken, doubt,
 };
 use crate::{
     context::Context,
@@ -41,7 +41,7 @@ const LOOK_WAIT: Duration = Duration::from_secs(1);
 const SWEEP: Duration = Duration::from_secs(5);
 
 /// All that the terminal event needs.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Ended {
     /// The engine, idle, if it lives.
     engine: Option<Box<Engine>>,
@@ -54,6 +54,13 @@ pub(super) struct Ended {
     /// What is kept of the session, as the journal keeps it.
     record: Option<String>,
     told: bool,
+}
+
+impl Ended {
+    /// The end of a turn that was not waited for: nothing was collected.
+    pub(super) fn short() -> Self {
+        Self { late: true, ..Self::default() }
+    }
 }
 
 struct Work {
@@ -97,6 +104,8 @@ async fn has_survivors(init_pid: i32, engine_pid: i32, since: u64) -> bool {
 }
 
 async fn work(mut work: Work) -> Ended {
+    crate::kill_point!("runner::ending");
+    crate::hold_point!("runner::ending_held");
     let looking = {
         let (path, before) = (work.workspace.path.clone(), work.before.take());
         let unknown = work.before_unknown;
@@ -255,7 +264,8 @@ impl Turn {
                 pool::read(engine, &frame);
             }
         }
-        self.timers = Timers::default();
+        self.timers = Timers { ending: Some(Instant::now() + broken::ending_limit()), ..Timers::default() };
+        self.ending_keeper = self.engine.as_ref().map(|engine| engine.keeper.clone());
         self.home = None;
         let cancelled = self.state.stop.is_some() && self.turn_end.is_some();
         let since = self.state.messages.first().map(|message| message.boottime_ns);
@@ -275,11 +285,7 @@ impl Turn {
             before_unknown: self.before_unknown,
             absent: self.state.process.as_ref().map(|process| process.absent.clone()).unwrap_or_default(),
         };
-        let results = self.results.clone();
-        self.context.tasks.spawn(async move {
-            let ended = work(task).await;
-            let _ = results.send(Internal::Ended(Box::new(ended))).await;
-        });
+        self.beside(async move { Internal::Ended(Box::new(work(task).await)) });
     }
 
     /// Ends a turn that has no engine at work, or none at all.
@@ -288,6 +294,11 @@ impl Turn {
     }
 
     pub(super) async fn on_ended(&mut self, ended: Box<Ended>) -> Result<(), Error> {
+        if self.timers.ending.take().is_none() {
+            // Too late: the end was told without it, and its engine was ended.
+            return Ok(());
+        }
+        self.ending_keeper = None;
         self.ended = Some(ended);
         self.write_end().await
     }
@@ -457,6 +468,7 @@ impl Turn {
                     ..ours(Reason::Cancelled, "the turn was cancelled".to_owned())
                 }),
             ),
+            _ if self.broken => (Outcome::Failed, self.must_stop.clone()),
             Some(_) if completed => (Outcome::Completed, None),
             Some(StopCause::Idle) => {
                 let seconds = self.state.open.as_ref().map_or(0, |open| open.idle_millis / 1000);

@@ -11,6 +11,7 @@
 //! over by position, what it lacks follows.
 
 mod actor;
+mod broken;
 mod doubt;
 mod ending;
 mod opening;
@@ -22,7 +23,10 @@ mod stopping;
 
 use std::{
     path::Path,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -128,6 +132,7 @@ pub struct Handle {
     pub hub: Arc<Hub>,
     commands: mpsc::Sender<Command>,
     facts: Arc<Mutex<Facts>>,
+    discarded: Arc<AtomicBool>,
 }
 
 impl Handle {
@@ -143,6 +148,12 @@ impl Handle {
         let (answer, reply) = oneshot::channel();
         self.commands.send(command(answer)).await.ok()?;
         reply.await.ok()
+    }
+
+    /// Whether the turn was thrown away: it is as if it had never been.
+    #[must_use]
+    pub fn is_discarded(&self) -> bool {
+        self.discarded.load(Ordering::Acquire)
     }
 
     /// Whether the turn's task is gone.
@@ -207,5 +218,6 @@ pub(crate) fn ended(turn_id: &str, state: &State, journal: std::path::PathBuf) -
             process: None,
             terminal: state.terminal.clone(),
         })),
+        discarded: Arc::default(),
     })
 }

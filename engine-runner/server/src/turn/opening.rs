@@ -13,6 +13,7 @@ use tokio::{
     sync::{OwnedMutexGuard, oneshot},
     time::Instant,
 };
+use tokio_util::sync::CancellationToken;
 
 use super::{
     OpenAnswer, OpenReply, OpenResult,
@@ -115,9 +116,21 @@ async fn prepare(context: Arc<Context>, wanted: Wanted, turn_id: String, launche
     }
 }
 
-async fn start(context: Arc<Context>, planned: Planned, open: ProcessOpen, turn_id: String) -> Prepared {
-    context.pool.make_room(context.settings.max_warm_engines).await;
-    let home = context.homes.lock(&planned.home).await;
+async fn start(
+    context: Arc<Context>,
+    planned: Planned,
+    open: ProcessOpen,
+    turn_id: String,
+    abandon: CancellationToken,
+) -> Prepared {
+    let room = async {
+        context.pool.make_room(context.settings.max_warm_engines).await;
+        context.homes.lock(&planned.home).await
+    };
+    // Other openings in the home may take long, and a turn that is stopped meanwhile needs no engine.
+    let Some(home) = abandon.run_until_cancelled(room).await.filter(|_| !abandon.is_cancelled()) else {
+        return Prepared::Failed(Error::WrongState(format!("turn {turn_id} is being stopped")));
+    };
     match launch::start(&context, planned, &open, &turn_id).await {
         Ok(engine) => Prepared::Started(engine, home),
         Err(error) => Prepared::Failed(error),
@@ -178,10 +191,9 @@ impl Turn {
             session,
             force,
         };
-        let (context, turn_id, results) = (Arc::clone(&self.context), self.id.clone(), self.results.clone());
-        self.context.tasks.spawn(async move {
-            let prepared = prepare(context, wanted, turn_id, launched).await;
-            let _ = results.send(Internal::Prepared(Box::new(prepared))).await;
+        let (context, turn_id) = (Arc::clone(&self.context), self.id.clone());
+        self.beside(async move {
+            Internal::Prepared(Box::new(prepare(context, wanted, turn_id, launched).await))
         });
     }
 
@@ -327,10 +339,10 @@ impl Turn {
         self.forget_process();
         // Before the start: whatever dies, the next runner knows which process is the turn's.
         self.record_synced(Record::Process(Box::new(process.clone()))).await?;
-        let (context, turn_id, results) = (Arc::clone(&self.context), self.id.clone(), self.results.clone());
-        self.context.tasks.spawn(async move {
-            let prepared = start(context, planned, process, turn_id).await;
-            let _ = results.send(Internal::Prepared(Box::new(prepared))).await;
+        let (context, turn_id, abandon) = (Arc::clone(&self.context), self.id.clone(), self.abandon.clone());
+        self.beside(async move {
+            crate::kill_point!("runner::starting");
+            Internal::Prepared(Box::new(start(context, planned, process, turn_id, abandon).await))
         });
         Ok(())
     }
@@ -479,10 +491,10 @@ impl Turn {
         self.timers.idle = None;
         self.timers.silence = None;
         let (engine, home) = (self.engine.take(), self.home.take());
-        let (context, results) = (Arc::clone(&self.context), self.results.clone());
+        let context = Arc::clone(&self.context);
         let absent = self.state.process.as_ref().map(|process| process.absent.clone()).unwrap_or_default();
         let workspace = self.workspace.path.clone();
-        self.context.tasks.spawn(async move {
+        self.beside(async move {
             let mut next = next;
             if let Some(mut engine) = engine {
                 // A home's lock that is held already covers the end, too.
@@ -495,7 +507,7 @@ impl Turn {
                 let _ = tokio::task::spawn_blocking(move || leftovers::remove(&workspace, &absent)).await;
                 next = mended(&context, &engine.home, next).await;
             }
-            let _ = results.send(Internal::Released(next)).await;
+            Internal::Released(next)
         });
     }
 

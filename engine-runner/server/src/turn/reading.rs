@@ -46,7 +46,8 @@ impl Turn {
     pub(super) async fn on_frames(&mut self, frames: Vec<process::Frame>) -> Result<(), Error> {
         crate::kill_point!("runner::frames");
         crate::hold_point!("runner::frames_held");
-        self.unread = frames.into();
+        // What a step that broke has left comes first.
+        self.unread.extend(frames);
         while let Some(frame) = self.unread.pop_front() {
             self.on_frame(&frame).await?;
         }

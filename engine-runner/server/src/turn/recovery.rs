@@ -324,7 +324,7 @@ impl Turn {
     }
 
     /// Kills a keeper that does not answer; false when it may still live.
-    async fn close_stuck(&mut self, process: &ProcessOpen) -> bool {
+    pub(super) async fn close_stuck(&mut self, process: &ProcessOpen) -> bool {
         let dir = self.spool_dir(&process.session_id, &process.spool_id);
         let owner = self.context.state.runner_id().to_owned();
         let closed = tokio::task::spawn_blocking(move || {

@@ -92,7 +92,8 @@ impl Turn {
                 match self.stage {
                     Stage::Open | Stage::Opening => self.next_step(),
                     Stage::NeedSession => self.end_without_engine(),
-                    Stage::Preparing | Stage::Releasing | Stage::Ending | Stage::Ended => {}
+                    Stage::Preparing => self.abandon.cancel(),
+                    Stage::Releasing | Stage::Ending | Stage::Ended => {}
                 }
             }
         }
@@ -105,8 +106,9 @@ impl Turn {
         self.deny_all().await?;
         match self.stage {
             Stage::NeedSession => self.end_without_engine(),
-            // What is under way is awaited; it sees that the turn is being stopped.
-            Stage::Preparing | Stage::Releasing | Stage::Ending | Stage::Ended => {}
+            // What is under way is awaited; it sees that the turn is being stopped. What waits for others does not wait on.
+            Stage::Preparing => self.abandon.cancel(),
+            Stage::Releasing | Stage::Ending | Stage::Ended => {}
             Stage::Opening => self.begin_ladder(),
             Stage::Open if self.turn_end.is_some() => {}
             // The engine has nothing of this turn: it can stay as it is.

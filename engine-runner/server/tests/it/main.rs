@@ -7,6 +7,7 @@
     reason = "helpers of tests fail the test"
 )]
 
+mod broken;
 mod codex;
 mod disk;
 mod facts;

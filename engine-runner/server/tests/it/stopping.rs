@@ -109,6 +109,52 @@ async fn s43_cancel_in_a_tool_leaves_no_process_of_the_turn() {
 }
 
 #[tokio::test]
+async fn s44_a_cancel_does_not_wait_for_the_home_of_its_engine_nor_start_one() {
+    // A keeper that is stopped holds up the end of its engine, and that holds the home for as long as the test wants.
+    let rig = Rig::with(With::set("keeper_timeout", "10m")).await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let first = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    first.open(&mut client).await.unwrap();
+    let keeper = first.inspect(&mut client).await.unwrap().process.unwrap().keeper_pid;
+    let keeper = u32::try_from(keeper).unwrap();
+    first.send(&mut client, "[[text:one]]").await.unwrap();
+    first.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
+    signal(keeper, "STOP").unwrap();
+    let mut closing = client.clone();
+    let close = tokio::spawn(async move {
+        let request = CloseSessionRequest { session_id: "ses_1".to_owned() };
+        closing.close_session(request).await.map(|response| response.into_inner().was_open)
+    });
+    let log = rig.path("runner.log");
+    wait_until("the close has begun", BOUND, || {
+        std::fs::read_to_string(&log).unwrap_or_default().contains("an engine is closed")
+    })
+    .await
+    .unwrap();
+    let second = Turn::new(&rig, "cnv_2", "ses_2", "trn_2", 1);
+    let (turn, mut other) = (second.clone(), client.clone());
+    let waiting = tokio::spawn(async move { turn.open(&mut other).await });
+    // Its process is journalled right before it waits for the home.
+    let journal = rig.state.join("turns/trn_2/journal");
+    wait_until("the second opening waits for the home", BOUND, || {
+        std::fs::read(&journal).is_ok_and(|bytes| String::from_utf8_lossy(&bytes).contains("spl_"))
+    })
+    .await
+    .unwrap();
+    assert_eq!(second.cancel(&mut client).await.unwrap(), Cancelled::Stopping);
+    let refused = tokio::time::timeout(BOUND, waiting).await.unwrap().unwrap().unwrap_err();
+    assert_eq!(reason(&refused), "WRONG_STATE", "{refused:?}");
+    let events = second.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
+    assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Cancelled);
+    assert!(!close.is_finished(), "the home was free");
+    signal(keeper, "CONT").unwrap();
+    assert!(close.await.unwrap().unwrap());
+    // Once the home is free, too, no engine is started for it.
+    assert_eq!(rig.engine_log("\"start\"").len(), 1);
+    assert!(!rig.state.join("sessions/ses_2/session.json").exists());
+}
+
+#[tokio::test]
 async fn a_deaf_engine_is_terminated_and_a_stubborn_one_killed() {
     let with = With::set("cancel_interrupt_grace", "200ms").and("cancel_term_grace", "300ms");
     let rig = Rig::with(with).await.unwrap();
