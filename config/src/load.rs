@@ -351,10 +351,11 @@ impl Merge<'_> {
 }
 
 /// Durations that mean something at zero: nothing is kept, nothing is waited for. Every other one must be longer.
-const MAY_BE_ZERO: [&str; 7] = [
+const MAY_BE_ZERO: [&str; 8] = [
     "control_plane.event_retention",
     "control_plane.shutdown_timeout",
     "runner.warm_ttl",
+    "runner.deadline",
     "runner.cancel_interrupt_grace",
     "runner.cancel_term_grace",
     "runner.drain_timeout",

@@ -96,6 +96,9 @@ pub struct Runner {
     /// Silence of an engine after which its turn ends IDLE_TIMEOUT.
     #[serde(with = "friendly")]
     pub idle_timeout: Duration,
+    /// Time from a turn's opening after which it ends DEADLINE. Zero: none.
+    #[serde(with = "friendly")]
+    pub deadline: Duration,
     /// Silence after which a notice is given.
     #[serde(with = "friendly")]
     pub silence_warning: Duration,
@@ -149,6 +152,7 @@ impl Default for Runner {
             max_warm_engines: 8,
             warm_ttl: Duration::from_secs(15 * 60),
             idle_timeout: Duration::from_secs(10 * 60),
+            deadline: Duration::ZERO,
             silence_warning: Duration::from_secs(60),
             settle_timeout: Duration::from_secs(60),
             engine_start_timeout: Duration::from_secs(60),
@@ -164,6 +168,14 @@ impl Default for Runner {
             spool_keep_bytes: 2 * 1024 * 1024 * 1024,
             stop_turns: false,
         }
+    }
+}
+
+impl Runner {
+    /// The deadline of a turn that names none itself. None: it may take as long as it does.
+    #[must_use]
+    pub fn turn_deadline(&self) -> Option<Duration> {
+        Some(self.deadline).filter(|deadline| !deadline.is_zero())
     }
 }
 

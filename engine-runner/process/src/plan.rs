@@ -27,7 +27,7 @@ pub const DELIVER_MAX_BYTES: usize = 16 * 1024 * 1024;
 /// The largest encoded plan, in bytes.
 pub const PLAN_MAX_BYTES: usize = 8 * 1024 * 1024;
 
-const PLAN_VERSION: u16 = 1;
+const PLAN_VERSION: u16 = 2;
 
 /// Bytes that are never shown by `Debug`.
 #[derive(Clone, PartialEq, Eq)]
@@ -119,6 +119,9 @@ pub struct KeeperLimits {
     pub stdin_pending_max: u64,
     /// Without a runner and outside a turn the engine is ended after this (15 min).
     pub idle_ttl: Duration,
+    /// Without a runner and within a turn, when the engine has printed nothing for this long: then it is idle as far as
+    /// anybody can know who does not understand it (15 min).
+    pub quiet_ttl: Duration,
     /// Without a runner and within a turn (24 h).
     pub turn_ttl: Duration,
     /// After the engine's exit its pipes are read to their end, but no longer than this (2 s).
@@ -138,6 +141,7 @@ impl Default for KeeperLimits {
             spool_max: 512 * 1024 * 1024,
             stdin_pending_max: 32 * 1024 * 1024,
             idle_ttl: Duration::from_secs(15 * 60),
+            quiet_ttl: Duration::from_secs(15 * 60),
             turn_ttl: Duration::from_secs(24 * 60 * 60),
             drain_timeout: Duration::from_secs(2),
             kill_timeout: Duration::from_secs(5),
@@ -318,7 +322,7 @@ impl KeeperPlan {
         let limits = &self.limits;
         put.u64(limits.line_max).u64(limits.line_head).u64(limits.stderr_head).u64(limits.stderr_tail);
         put.u64(limits.segment_max).u64(limits.spool_max).u64(limits.stdin_pending_max);
-        put.duration(limits.idle_ttl).duration(limits.turn_ttl);
+        put.duration(limits.idle_ttl).duration(limits.quiet_ttl).duration(limits.turn_ttl);
         put.duration(limits.drain_timeout).duration(limits.kill_timeout);
         if put.0.len() > PLAN_MAX_BYTES {
             return Err(PlanError::TooLong(put.0.len()));
@@ -360,6 +364,7 @@ impl KeeperPlan {
             spool_max: take.u64("limit")?,
             stdin_pending_max: take.u64("limit")?,
             idle_ttl: take.duration("limit")?,
+            quiet_ttl: take.duration("limit")?,
             turn_ttl: take.duration("limit")?,
             drain_timeout: take.duration("limit")?,
             kill_timeout: take.duration("limit")?,

@@ -449,6 +449,32 @@ fn in_mid_turn_the_time_of_a_turn_holds() {
 }
 
 #[test]
+fn in_mid_turn_an_engine_that_has_long_been_silent_is_taken_for_idle() {
+    let quiet = Duration::from_millis(2000);
+    let mut rig = Rig::start(|plan| {
+        plan.limits.idle_ttl = LONG;
+        plan.limits.quiet_ttl = quiet;
+    });
+    rig.link.begin_turn("trn_1").unwrap();
+    // What it prints counts, and nobody listens meanwhile.
+    rig.tell("ticks 5 500");
+    let (stream, ..) = Link::connect(&rig.dir, OWNER, REQUEST_TIMEOUT).unwrap().0.into_parts();
+    drop(stream);
+    let frames = rig.end();
+    let last = frames.iter().rev().find(|frame| matches!(frame.body, FrameBody::StdoutLine { .. })).unwrap();
+    let closed = frames.last().unwrap();
+    assert!(matches!(closed.body, FrameBody::Closed { cause: Cause::IdleTtl, .. }), "{closed:?}");
+    assert_eq!(rig.lines().iter().filter(|line| line.starts_with("tick ")).count(), 5);
+    // "eof" is said to the end of its input, which is how it was ended.
+    let tick = frames
+        .iter()
+        .rev()
+        .find(|frame| matches!(&frame.body, FrameBody::StdoutLine { bytes, .. } if bytes == b"tick 5"))
+        .unwrap();
+    assert!(last.boottime_ns - tick.boottime_ns >= u64::try_from(quiet.as_nanos()).unwrap());
+}
+
+#[test]
 fn a_keeper_asked_to_terminate_ends_its_engine_first() {
     let mut rig = Rig::start(|_| {});
     assert_eq!(rig.ask("hang"), "hanging");

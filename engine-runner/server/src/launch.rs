@@ -174,6 +174,13 @@ pub(crate) fn plan(context: &Context, wanted: &Wanted) -> Result<Plan, Error> {
             )));
         }
     }
+    if known.is_none() && session.native_id.is_some() && has_files(adapter, session) {
+        // Rows may be missing, and what would tell is gone with the record. In doubt it is all told again.
+        return Ok(Plan::Unusable(
+            "record_missing: this runner has lost its record of the session, so nothing proves its file whole"
+                .to_owned(),
+        ));
+    }
     let found = install::find(adapter, &settings, &context.state.engines()).ok_or_else(|| {
         refused(Failure::new(
             Reason::EngineMissing,
@@ -289,6 +296,12 @@ pub(crate) fn plan(context: &Context, wanted: &Wanted) -> Result<Plan, Error> {
     })))
 }
 
+/// Whether the session that the caller names lies in files that this runner checks before it is resumed.
+fn has_files(adapter: &dyn Adapter, session: &SessionOpen) -> bool {
+    let native = session.native_id.clone().map(|id| NativeRef { id, file: None });
+    native.is_some_and(|native| adapter.session_files(&native).is_some())
+}
+
 /// The engine itself, where what was found only launches it.
 fn behind(adapter: &dyn Adapter, found: PathBuf) -> PathBuf {
     let resolved = found.canonicalize().unwrap_or_else(|_| found.clone());
@@ -316,15 +329,16 @@ fn keeper_plan(context: &Context, spool_id: &str, launch: roundhouse_engines::La
         .into_iter()
         .map(|pipe| PipePayload { env_name: pipe.variable.into(), bytes: Secret::new(pipe.bytes.expose()) })
         .collect();
+    // The runner ends idle engines itself. The keeper's own limit is for a runner that is gone, and must not run out before
+    // the first turn is there.
+    let settings = &context.settings;
+    let idle_ttl = settings.warm_ttl.max(settings.engine_start_timeout + settings.keeper_timeout);
     keeper.limits = KeeperLimits {
         line_max: context.settings.max_line_bytes,
         spool_max: context.settings.spool_limit_bytes,
-        // The runner ends idle engines itself. The keeper's own limit is for a runner that is gone, and must not run
-        // out before the first turn is there.
-        idle_ttl: context
-            .settings
-            .warm_ttl
-            .max(context.settings.engine_start_timeout + context.settings.keeper_timeout),
+        idle_ttl,
+        // No sooner than a runner that is there would end the turn, or decide what the engine waits for.
+        quiet_ttl: idle_ttl.max(settings.idle_timeout).max(settings.permission_timeout),
         ..KeeperLimits::default()
     };
     keeper

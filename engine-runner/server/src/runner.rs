@@ -341,7 +341,7 @@ impl Runner {
             workspace: workspace.path.clone(),
             boot_id: context.boot_id.clone(),
             opened_boottime_ns: boottime_ns(),
-            deadline_millis: request.deadline.map(millis),
+            deadline_millis: request.deadline.or_else(|| context.settings.turn_deadline()).map(millis),
             idle_millis: millis(request.idle_timeout.unwrap_or(context.settings.idle_timeout)),
             program: env!("CARGO_PKG_VERSION").to_owned(),
         };

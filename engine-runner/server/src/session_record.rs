@@ -7,7 +7,7 @@
 use std::{
     collections::HashMap,
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use roundhouse_engines::{Carry, Fingerprint, NativeRef, Permissions};
@@ -102,14 +102,24 @@ pub(crate) struct SessionRecord {
 pub(crate) struct Held(Mutex<HashMap<String, Arc<Mutex<Option<SessionRecord>>>>>);
 
 impl Held {
-    fn of(&self, session_id: &str) -> Arc<Mutex<Option<SessionRecord>>> {
-        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(held.entry(session_id.to_owned()).or_default())
+    /// Works on what is held of a session while nobody else does. Only sessions of which something is held, or which are
+    /// worked on, take room.
+    fn with<T>(&self, session_id: &str, work: impl FnOnce(&mut Option<SessionRecord>) -> T) -> T {
+        let table = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let slot = Arc::clone(table().entry(session_id.to_owned()).or_default());
+        let done = work(&mut slot.lock().unwrap_or_else(PoisonError::into_inner));
+        drop(slot);
+        let mut table = table();
+        // Nobody else has it, and nobody can come to have it while the table is locked.
+        let free = table
+            .get_mut(session_id)
+            .and_then(Arc::get_mut)
+            .is_some_and(|slot| slot.get_mut().unwrap_or_else(PoisonError::into_inner).is_none());
+        if free {
+            table.remove(session_id);
+        }
+        done
     }
-}
-
-fn lock(held: &Mutex<Option<SessionRecord>>) -> MutexGuard<'_, Option<SessionRecord>> {
-    held.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl SessionRecord {
@@ -118,12 +128,10 @@ impl SessionRecord {
     /// # Errors
     /// [`Error::Storage`]; also for a damaged record, which is never taken for a missing one.
     pub(crate) fn load(state: &StateDir, session_id: &str) -> Result<Option<Self>, Error> {
-        let held = state.held.of(session_id);
-        let held = lock(&held);
-        match &*held {
+        state.held.with(session_id, |held| match held {
             Some(record) => Ok(Some(record.clone())),
             None => Self::read(state, session_id),
-        }
+        })
     }
 
     fn read(state: &StateDir, session_id: &str) -> Result<Option<Self>, Error> {
@@ -168,11 +176,11 @@ impl SessionRecord {
     /// # Errors
     /// [`Error::Storage`].
     pub(crate) fn store(&self, state: &StateDir) -> Result<(), Error> {
-        let held = state.held.of(&self.session_id);
-        let mut held = lock(&held);
-        Self { revision: self.revision + 1, ..self.clone() }.write(state)?;
-        *held = None;
-        Ok(())
+        state.held.with(&self.session_id, |held| {
+            Self { revision: self.revision + 1, ..self.clone() }.write(state)?;
+            *held = None;
+            Ok(())
+        })
     }
 
     fn write(&self, state: &StateDir) -> Result<(), Error> {
@@ -192,8 +200,8 @@ impl SessionRecord {
         let record = Self { revision: self.revision + 1, ..self };
         let text = serde_json::to_string(&record)
             .map_err(|error| Error::Internal(format!("session record: {error}")))?;
-        let held = state.held.of(&record.session_id);
-        *lock(&held) = Some(record);
+        let session_id = record.session_id.clone();
+        state.held.with(&session_id, |held| *held = Some(record));
         Ok(text)
     }
 
@@ -202,13 +210,13 @@ impl SessionRecord {
     /// # Errors
     /// [`Error::Storage`]; it stays held.
     pub(crate) fn flush(state: &StateDir, session_id: &str) -> Result<(), Error> {
-        let held = state.held.of(session_id);
-        let mut held = lock(&held);
-        if let Some(record) = &*held {
-            record.write(state)?;
-            *held = None;
-        }
-        Ok(())
+        state.held.with(session_id, |held| {
+            if let Some(record) = held {
+                record.write(state)?;
+                *held = None;
+            }
+            Ok(())
+        })
     }
 
     /// Takes what a journal kept, unless the session's file is as new. On disk when this returns. Blocking.
@@ -295,5 +303,10 @@ mod tests {
         record("fourth").store(&state).unwrap();
         SessionRecord::flush(&state, "ses_1").unwrap();
         assert_eq!(model(&state).as_deref(), Some("fourth"));
+        // What is on disk takes no room, however many sessions were looked at.
+        for number in 0..100 {
+            assert!(SessionRecord::load(&state, &format!("ses_other{number}")).unwrap().is_none());
+        }
+        assert_eq!(state.held.0.lock().unwrap().len(), 0);
     }
 }

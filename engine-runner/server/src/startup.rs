@@ -168,19 +168,24 @@ async fn adopt_idle(runner: &Runner, session_id: &str, spool_id: &str) -> Result
     };
     // What it printed before is not read again: the turn that it was for has ended.
     let (engine, _) = launch::adopt(context, &record, spool_id, &open, None).await?;
-    let unread = runner.unread_turns();
-    if !unread.is_empty() {
-        // The keeper knows for which turn it is at work. If it does not say, it may be any of them.
-        let turns = match engine.keeper.ask(Request::Status).await {
-            Ok(Response::Status(status)) => status.turn_id.into_iter().collect(),
-            _ => unread,
-        };
+    // The keeper knows for which turn it is at work. If it does not say, it may be any of those that cannot be read.
+    let turns: Vec<String> = match engine.keeper.ask(Request::Status).await {
+        Ok(Response::Status(status)) => status.turn_id.into_iter().collect(),
+        _ => runner.unread_turns(),
+    };
+    if !runner.unread_turns().is_empty() {
         let mut busy = false;
-        for turn_id in turns {
-            busy |= runner.hold_back(&turn_id, session_id);
+        for turn_id in &turns {
+            busy |= runner.hold_back(turn_id, session_id);
         }
         if busy {
             return Err("it may be in the middle of a turn that cannot be read".to_owned());
+        }
+    }
+    for turn_id in turns {
+        // The runner before died between the turn's end and the keeper's knowing of it.
+        if let Err(error) = engine.keeper.ask(Request::EndTurn { turn_id }).await {
+            tracing::warn!(session = session_id, spool = spool_id, %error, "a turn's end is not in the spool");
         }
     }
     if current {

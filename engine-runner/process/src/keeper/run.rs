@@ -80,6 +80,8 @@ pub(super) struct Keeper {
     /// When the next segment's file is made.
     prepare_at: Option<Instant>,
     runnerless_since: Option<u64>,
+    /// When the engine last printed something, by CLOCK_BOOTTIME.
+    heard: u64,
     last_begin: Option<Mark>,
     last_end: Option<Mark>,
 }
@@ -140,6 +142,7 @@ impl Keeper {
             drain_until: None,
             prepare_at: None,
             runnerless_since: Some(clock::boottime_ns()),
+            heard: clock::boottime_ns(),
             last_begin: None,
             last_end: None,
         })
@@ -204,9 +207,8 @@ impl Keeper {
             sleep = sleep.min(late);
         }
         if let (Some(since), Ending::No) = (self.runnerless_since, &self.ending) {
-            let (limit, _) = self.ttl();
-            let gone = Duration::from_nanos(clock::boottime_ns().saturating_sub(since));
-            sleep = sleep.min(limit.saturating_sub(gone));
+            let (due, _) = self.ttl(since);
+            sleep = sleep.min(Duration::from_nanos(due.saturating_sub(clock::boottime_ns())));
         }
         sleep
     }
@@ -216,8 +218,14 @@ impl Keeper {
             Token::Signals => self.take_signals(),
             Token::Status => self.read_status(),
             Token::Stdin => self.input.write(&mut self.spool),
-            Token::Stdout => self.output.read_stdout(&mut self.spool),
-            Token::Stderr => self.output.read_stderr(&mut self.spool),
+            Token::Stdout => {
+                self.heard = clock::boottime_ns();
+                self.output.read_stdout(&mut self.spool);
+            }
+            Token::Stderr => {
+                self.heard = clock::boottime_ns();
+                self.output.read_stderr(&mut self.spool);
+            }
             Token::Listener => self.links.accept(),
             Token::Connection(id) => {
                 if flags.intersects(PollFlags::POLLIN | PollFlags::POLLHUP | PollFlags::POLLERR) {
@@ -267,12 +275,19 @@ impl Keeper {
         }
     }
 
-    fn ttl(&self) -> (Duration, Cause) {
-        if self.spool.turn_id().is_some() {
-            (self.facts.limits.turn_ttl, Cause::TurnTtl)
-        } else {
-            (self.facts.limits.idle_ttl, Cause::IdleTtl)
+    /// When an engine without a runner is ended, by CLOCK_BOOTTIME, and why.
+    fn ttl(&self, since: u64) -> (u64, Cause) {
+        let limits = &self.facts.limits;
+        let after = |start: u64, limit: Duration| {
+            start.saturating_add(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX))
+        };
+        if self.spool.turn_id().is_none() {
+            return (after(since, limits.idle_ttl), Cause::IdleTtl);
         }
+        // The runner may have died between the engine's last word and the mark of the turn's end.
+        let quiet = after(since.max(self.heard), limits.quiet_ttl);
+        let turn = after(since, limits.turn_ttl);
+        if quiet < turn { (quiet, Cause::IdleTtl) } else { (turn, Cause::TurnTtl) }
     }
 
     fn look_at_clock(&mut self) {
@@ -286,8 +301,8 @@ impl Keeper {
         }
         let now = clock::boottime_ns();
         let since = *self.runnerless_since.get_or_insert(now);
-        let (limit, cause) = self.ttl();
-        if matches!(self.ending, Ending::No) && Duration::from_nanos(now.saturating_sub(since)) >= limit {
+        let (due, cause) = self.ttl(since);
+        if matches!(self.ending, Ending::No) && now >= due {
             self.release(super::ending::TTL_SETTLE, super::ending::TTL_TERM, cause);
         }
     }

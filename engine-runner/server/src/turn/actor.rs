@@ -608,6 +608,9 @@ impl Turn {
             // What is left of the room is the end's, which says that the rest could not be kept. The spool may have it.
             return Ok(None);
         }
+        if crate::fault_point!("runner::no_room") {
+            return Err(Error::Internal("as a test wants it".to_owned()));
+        }
         let at_millis = Timestamp::now().as_millisecond();
         let number = self.state.last + 1;
         let event =

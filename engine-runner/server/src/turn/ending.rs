@@ -153,7 +153,10 @@ async fn work(mut work: Work) -> Ended {
                 engine.release(pool::SETTLE, pool::TERM).await;
                 (record, _) = remember(&work.context, work.session_id.clone(), Remembered::of(&engine)).await;
             } else {
-                let ended = engine.keeper.ask(Request::EndTurn { turn_id: work.turn_id.clone() });
+                let mark = Request::EndTurn { turn_id: work.turn_id.clone() };
+                // As when the runner dies before the keeper has it.
+                let mark = if crate::fault_point!("runner::end_turn") { Request::Status } else { mark };
+                let ended = engine.keeper.ask(mark);
                 // Nothing of the turn waits for this mark: its end stands in its journal. Whatever the keeper is asked
                 // next comes after it.
                 let turn_id = work.turn_id.clone();
@@ -313,6 +316,7 @@ impl Turn {
             return Err(error);
         }
         self.stage = Stage::Ended;
+        crate::hold_point!("runner::end_told");
         self.flush_session();
         // Callers that still wait for the opening learn why there is none.
         let error = match self.outcome() {
@@ -469,6 +473,11 @@ impl Turn {
                 }),
             ),
             _ if self.broken => (Outcome::Failed, self.must_stop.clone()),
+            // Also of an engine that got to its end: what it said after this is not kept.
+            Some(StopCause::Storage) => (
+                Outcome::Failed,
+                Some(ours(Reason::Storage, "the runner could not write what it must keep".to_owned())),
+            ),
             Some(_) if completed => (Outcome::Completed, None),
             Some(StopCause::Idle) => {
                 let seconds = self.state.open.as_ref().map_or(0, |open| open.idle_millis / 1000);
@@ -481,10 +490,6 @@ impl Turn {
             Some(StopCause::Superseded) => (
                 Outcome::Failed,
                 Some(ours(Reason::RunnerLost, "a later owner of the conversation took over".to_owned())),
-            ),
-            Some(StopCause::Storage) => (
-                Outcome::Failed,
-                Some(ours(Reason::Storage, "the runner could not write what it must keep".to_owned())),
             ),
             Some(StopCause::KeeperStuck) => (
                 Outcome::Failed,

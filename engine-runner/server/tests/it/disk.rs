@@ -53,6 +53,28 @@ async fn s43_a_cancel_is_kept_and_carried_out_on_a_full_disk() {
     assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Cancelled, "{:?}", names(&events));
 }
 
+#[cfg(feature = "failpoints")]
+#[tokio::test]
+async fn s4_what_the_journal_has_no_room_for_is_in_the_sessions_file_before_the_end_is_told() {
+    // The 20th event is in the second turn. The write of the session's file that comes after the end is held back.
+    let rig =
+        Rig::with(With::failpoint("runner::no_room=20*fail;runner::end_told=1500*pause")).await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1).run(&mut client, "[[text:one]]").await.unwrap();
+    let revision = || {
+        let text = std::fs::read_to_string(rig.state.join("sessions/ses_1/session.json")).unwrap();
+        serde_json::from_str::<serde_json::Value>(&text).unwrap()["revision"].as_u64().unwrap()
+    };
+    let before = revision();
+    let second = Turn::new(&rig, "cnv_1", "ses_1", "trn_2", 2);
+    second.open(&mut client).await.unwrap();
+    second.send(&mut client, &"[[text:two]] ".repeat(30)).await.unwrap();
+    let events = second.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
+    let after = revision();
+    assert_eq!(terminal(&events).unwrap().failure.unwrap().reason(), FailureReason::Storage);
+    assert!(after > before, "the end was told before what it keeps was on disk");
+}
+
 #[tokio::test]
 async fn a_turn_that_cannot_be_kept_is_refused() {
     let rig = Rig::with(small()).await.unwrap();

@@ -7,6 +7,7 @@
     reason = "helpers of tests fail the test"
 )]
 
+#[cfg(feature = "failpoints")]
 mod broken;
 mod codex;
 mod disk;
@@ -16,6 +17,7 @@ mod lost_power;
 mod opening;
 mod permissions;
 mod recovery;
+mod registration;
 mod rig;
 mod sessions;
 mod stopping;

@@ -463,6 +463,30 @@ mod points {
     }
 
     #[tokio::test]
+    async fn a_keeper_that_missed_the_end_of_its_turn_is_told_by_the_next_runner() {
+        let mut rig = Rig::with(With::failpoint("runner::end_turn=1*fail")).await.unwrap();
+        let mut client = rig.client().await.unwrap();
+        let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+        turn.run(&mut client, "[[text:one]]").await.unwrap();
+        let spool =
+            std::fs::read_dir(rig.state.join("sessions/ses_1/spools")).unwrap().next().unwrap().unwrap();
+        let marked = || {
+            let frames = roundhouse_process::SpoolReader::new(&spool.path()).read_all().unwrap();
+            frames.iter().any(|frame| {
+                matches!(&frame.body,
+                roundhouse_process::FrameBody::TurnEnd { turn_id } if turn_id == "trn_1")
+            })
+        };
+        rig.service.kill().await.unwrap();
+        assert!(!marked(), "the keeper had the mark");
+        rig.again().await.unwrap();
+        wait_until("the keeper knows the turn's end", BOUND, marked).await.unwrap();
+        let mut client = rig.client().await.unwrap();
+        let next = Turn::new(&rig, "cnv_1", "ses_1", "trn_2", 2);
+        assert_eq!(next.open(&mut client).await.unwrap().result(), Opened::AlreadyOpen);
+    }
+
+    #[tokio::test]
     async fn a_message_that_no_process_was_given_goes_to_another_one() {
         let mut rig = Rig::with(With::failpoint("runner::message_journalled=return")).await.unwrap();
         let mut client = rig.client().await.unwrap();

@@ -297,6 +297,37 @@ async fn s14_a_session_that_the_caller_knows_to_be_written_is_never_begun_anew()
 }
 
 #[tokio::test]
+async fn s15_without_its_record_nothing_proves_a_session_whole_and_the_same_turn_goes_on_in_another() {
+    let rig = Rig::start().await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let first = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    let events = first.run(&mut client, "[[text:one]]").await.unwrap();
+    let native = events.iter().filter_map(kind).find_map(|kind| match kind {
+        Kind::Session(session) if session.state() as i32 == 2 => session.native_ref.clone(),
+        _ => None,
+    });
+    close(&mut client).await;
+    // Both are damaged at once: the file's last rows, and the record that would tell.
+    let file = session_file(&rig);
+    let rows = std::fs::read_to_string(&file).unwrap();
+    let kept: Vec<&str> = rows.lines().collect();
+    std::fs::write(&file, format!("{}\n", kept[..kept.len() - 1].join("\n"))).unwrap();
+    std::fs::remove_file(record(&rig).0).unwrap();
+    let mut second = Turn::new(&rig, "cnv_1", "ses_1", "trn_2", 2);
+    second.request.native_ref = native;
+    let opened = second.open(&mut client).await.unwrap();
+    assert_eq!(opened.result(), Opened::Unusable);
+    assert!(opened.unusable_reason.contains("record_missing"), "{opened:?}");
+    let mut other = second.clone();
+    other.request.session_id = "ses_2".to_owned();
+    other.request.replaces = "ses_1".to_owned();
+    other.request.native_ref = None;
+    assert_eq!(other.open(&mut client).await.unwrap().result(), Opened::Started);
+    assert_eq!(ask(&mut client, &other, "[[text:two]]").await, "two");
+    assert!(file.exists(), "the old file is kept");
+}
+
+#[tokio::test]
 async fn s15_a_file_that_the_runner_may_not_read_is_told_as_such_and_replaced_in_the_same_turn() {
     use std::os::unix::fs::PermissionsExt as _;
     // Root may read everything, so this runner is nobody.

@@ -247,17 +247,23 @@ async fn s41_silence_is_noticed_and_then_ends_the_turn() {
 
 #[tokio::test]
 async fn a_deadline_ends_a_turn_that_is_busy() {
-    let rig = Rig::start().await.unwrap();
-    let mut client = rig.client().await.unwrap();
-    let mut turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
-    turn.request.options.as_mut().unwrap().deadline = Some(prost_types::Duration { seconds: 1, nanos: 0 });
-    turn.open(&mut client).await.unwrap();
-    turn.send(&mut client, "[[slow chunks=10000 delay=10:x ]]").await.unwrap();
-    let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
-    let ended = terminal(&events).unwrap();
-    assert_eq!(ended.failure.unwrap().reason(), FailureReason::Deadline);
-    turn.acknowledge(&mut client).await.unwrap();
-    assert_eq!(next_turn(&rig, 2).await, Opened::AlreadyOpen);
+    // The configured one holds where the turn names none.
+    for (configured, named) in [("1h", Some(1)), ("1s", None)] {
+        let rig = Rig::with(With::set("deadline", configured)).await.unwrap();
+        let mut client = rig.client().await.unwrap();
+        let mut turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+        let seconds = |seconds| prost_types::Duration { seconds, nanos: 0 };
+        turn.request.options.as_mut().unwrap().deadline = named.map(seconds);
+        turn.open(&mut client).await.unwrap();
+        turn.send(&mut client, "[[slow chunks=10000 delay=10:x ]]").await.unwrap();
+        let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
+        let ended = terminal(&events).unwrap();
+        assert_eq!(ended.failure.unwrap().reason(), FailureReason::Deadline);
+        turn.acknowledge(&mut client).await.unwrap();
+        let mut next = Turn::new(&rig, "cnv_1", "ses_1", "trn_2", 2);
+        next.request.options.as_mut().unwrap().deadline = Some(seconds(3600));
+        assert_eq!(next.open(&mut client).await.unwrap().result(), Opened::AlreadyOpen);
+    }
 }
 
 #[tokio::test]
