@@ -8,7 +8,10 @@ use uuid::Uuid;
 /// Now, by the wall clock: for show and for ordering what people see. Waits use the monotonic clock of the runtime.
 pub(crate) fn now() -> Timestamp {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Timestamp::from_micros(i64::try_from(since.as_micros()).unwrap_or(i64::MAX))
+    let now = i64::try_from(since.as_micros()).unwrap_or(i64::MAX);
+    #[cfg(feature = "failpoints")]
+    let now = now.saturating_add(crate::failpoint::clock_shift().saturating_mul(1_000_000));
+    Timestamp::from_micros(now)
 }
 
 /// A new id: version 7, so that ids sort by age.

@@ -154,12 +154,13 @@ pub fn spawn_keeper(
         .mode(0o600)
         .open(dir.join(LOG))
         .map_err(SpawnError::Directory)?;
-    let mut child = Command::new(executable.unwrap_or_else(|| Path::new("/proc/self/exe")))
-        .arg0("roundhouse-keeper")
-        .arg(KEEPER_ARG)
-        .arg(dir)
-        .env_clear()
-        .current_dir("/")
+    let mut command = Command::new(executable.unwrap_or_else(|| Path::new("/proc/self/exe")));
+    command.arg0("roundhouse-keeper").arg(KEEPER_ARG).arg(dir).env_clear().current_dir("/");
+    #[cfg(feature = "failpoints")]
+    if let Some(directory) = std::env::var_os(crate::failpoint::DIRECTORY) {
+        command.env(crate::failpoint::DIRECTORY, directory);
+    }
+    let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(log)

@@ -28,6 +28,8 @@
 
 mod clock;
 mod directory;
+#[cfg(feature = "failpoints")]
+pub mod failpoint;
 mod frame;
 mod init;
 mod isolation;

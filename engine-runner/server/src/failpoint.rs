@@ -3,7 +3,8 @@
 //! `FAILPOINTS` is a list like `runner::journalled=3*return;runner::synced=return`: the process ends itself at the named
 //! point, with a count in front of `*` at the n-th passage. `500*pause` holds the passing thread for 500 ms instead;
 //! with `fail` the process goes on, and what the point stands for goes wrong; with `panic` the passing task panics, with
-//! `panics` at every later passage, too.
+//! `panics` at every later passage, too. A point can also be held from outside while the process runs, see
+//! `roundhouse_process::failpoint`.
 //! Without the feature `failpoints` nothing of this exists.
 
 /// Ends the process here if the point is armed.
@@ -80,6 +81,7 @@ mod armed {
     }
 
     pub(crate) fn pass(name: &str) {
+        held(name);
         let pause = {
             let mut armed = ARMED.lock().unwrap_or_else(PoisonError::into_inner);
             match armed.get_mut(name) {
@@ -106,6 +108,18 @@ mod armed {
             reason = "the passing thread itself is what a test wants to hold"
         )]
         std::thread::sleep(pause);
+    }
+
+    /// Holds the passing task for as long as a test likes, and no other: its thread's other tasks go to another one.
+    fn held(name: &str) {
+        use tokio::runtime::{Handle, RuntimeFlavor};
+        let many = Handle::try_current().map(|handle| handle.runtime_flavor());
+        match many {
+            Ok(RuntimeFlavor::MultiThread) => {
+                tokio::task::block_in_place(|| roundhouse_process::failpoint::pass(name, b""));
+            }
+            _ => roundhouse_process::failpoint::pass(name, b""),
+        }
     }
 
     pub(crate) async fn hold(name: &str) {

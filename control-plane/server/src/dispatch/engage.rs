@@ -423,6 +423,7 @@ impl Drive {
             time,
         };
         let session = self.app.store.replace_session(command).await?;
+        kill_point!("replaced");
         self.set_prompt(PromptUse::Initial);
         self.bind(session)?;
         self.given = false;

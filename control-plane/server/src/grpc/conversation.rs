@@ -254,6 +254,7 @@ impl Api {
             surface: SURFACE,
             time: clock::now(),
         };
+        kill_point!("before-accept");
         let accepted = self.app.store.accept_message(command).await?;
         kill_point!("after-accept");
         tracing::info!(

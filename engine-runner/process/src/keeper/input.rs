@@ -107,6 +107,8 @@ impl Input {
             self.fail(&op_id, intent, 0, Errno::EIO as i32, spool);
             return Err(Refusal::Storage);
         }
+        #[cfg(feature = "failpoints")]
+        crate::failpoint::pass("keeper::intent", &bytes);
         self.waiting_bytes += length as u64;
         self.queue.push_back(Waiting { op_id: op_id.clone(), intent, bytes, written: 0 });
         self.write(spool);
@@ -125,6 +127,8 @@ impl Input {
                         continue;
                     }
                     if let Some(done) = self.queue.pop_front() {
+                        #[cfg(feature = "failpoints")]
+                        crate::failpoint::pass("keeper::written", &done.bytes);
                         self.set_state(&done.op_id, OpState::Written);
                         spool.append(
                             FrameBody::StdinWritten { op_id: done.op_id, intent: done.intent },

@@ -25,6 +25,7 @@ mod hosts;
 mod keeper;
 mod ladder;
 mod lost;
+mod matrix;
 mod misbehaviour;
 mod permission;
 mod permission_restarts;

@@ -43,6 +43,8 @@ pub struct StackOptions {
     pub control_plane_failpoints: Option<String>,
     /// Value of FAILPOINTS for the runner's first start.
     pub runner_failpoints: Option<String>,
+    /// Value of `FAILPOINT_DIR` for both services and their keepers.
+    pub failpoint_dir: Option<PathBuf>,
 }
 
 impl Default for StackOptions {
@@ -56,6 +58,7 @@ impl Default for StackOptions {
             agents: vec![Agent::new("builder")],
             control_plane_failpoints: None,
             runner_failpoints: None,
+            failpoint_dir: None,
         }
     }
 }
@@ -157,6 +160,9 @@ impl Stack {
             let mut env = environment(&root_path);
             if let Some(failpoints) = failpoints {
                 env.insert("FAILPOINTS".to_owned(), failpoints.clone());
+            }
+            if let Some(directory) = &options.failpoint_dir {
+                env.insert("FAILPOINT_DIR".to_owned(), directory.display().to_string());
             }
             let mut args = vec!["--config".to_owned(), config.display().to_string()];
             args.extend_from_slice(more);
