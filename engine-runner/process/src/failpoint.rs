@@ -4,7 +4,12 @@
 //! renames it to `held=<token>` and waits until that is gone. With something in the file, only a passage that bears
 //! it is held. Without the feature `failpoints` nothing of this exists.
 
-use std::{fs, path::PathBuf, sync::LazyLock, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::LazyLock,
+    time::Duration,
+};
 
 /// The variable that names the directory. A keeper gets it from its runner.
 pub const DIRECTORY: &str = "FAILPOINT_DIR";
@@ -34,7 +39,13 @@ pub fn take(point: &str, bears: &[u8]) -> Option<PathBuf> {
 
 /// Holds this thread at the point if a test wants it.
 pub fn pass(point: &str, bears: &[u8]) {
-    let Some(held) = take(point, bears) else { return };
+    if let Some(held) = take(point, bears) {
+        wait(&held);
+    }
+}
+
+/// Holds this thread for as long as this is there.
+pub fn wait(held: &Path) {
     while held.exists() {
         #[expect(
             clippy::disallowed_methods,

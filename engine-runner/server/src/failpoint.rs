@@ -112,13 +112,12 @@ mod armed {
 
     /// Holds the passing task for as long as a test likes, and no other: its thread's other tasks go to another one.
     fn held(name: &str) {
+        use roundhouse_process::failpoint::{take, wait};
         use tokio::runtime::{Handle, RuntimeFlavor};
-        let many = Handle::try_current().map(|handle| handle.runtime_flavor());
-        match many {
-            Ok(RuntimeFlavor::MultiThread) => {
-                tokio::task::block_in_place(|| roundhouse_process::failpoint::pass(name, b""));
-            }
-            _ => roundhouse_process::failpoint::pass(name, b""),
+        let Some(held) = take(name, b"") else { return };
+        match Handle::try_current().map(|handle| handle.runtime_flavor()) {
+            Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(|| wait(&held)),
+            _ => wait(&held),
         }
     }
 

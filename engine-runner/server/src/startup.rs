@@ -27,6 +27,12 @@ const AGAIN: Duration = Duration::from_secs(5);
 pub(crate) async fn recover(runner: &Arc<Runner>) -> Result<(), Error> {
     let context = &runner.context;
     holds::recover(context)?;
+    // A turn that is taken up may start an engine at once: what was not there before is nothing that was left.
+    let mut left = HashSet::new();
+    for session_id in names(context.state.sessions())? {
+        let found = scan(&context.state.spools(&session_id), context.state.runner_id()).unwrap_or_default();
+        left.extend(found.into_iter().map(|keeper| keeper.spool_id));
+    }
     let mut held = HashSet::new();
     for turn_id in names(context.state.turns())? {
         if !context.state.journal(&turn_id).exists() {
@@ -59,7 +65,7 @@ pub(crate) async fn recover(runner: &Arc<Runner>) -> Result<(), Error> {
             }
         };
         for keeper in found {
-            if !held.contains(&keeper.spool_id) {
+            if left.contains(&keeper.spool_id) && !held.contains(&keeper.spool_id) {
                 settle(runner, &session_id, keeper).await;
             }
         }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use futures::{StreamExt as _, stream};
 use roundhouse_domain::conflict::Kind;
 use roundhouse_domain::id::{Epoch, TurnId};
 use roundhouse_proto::engine::v1 as engine;
@@ -12,6 +13,9 @@ use roundhouse_store::Error as StoreError;
 use super::{CallError, RunnerHandle};
 use crate::app::App;
 use crate::dispatch;
+
+/// Turns that are settled at the same time.
+const AT_ONCE: usize = 32;
 
 /// A turn that a runner says it holds.
 #[derive(Clone, Debug)]
@@ -26,20 +30,30 @@ pub(crate) async fn reconcile(app: Arc<App>, runner: Arc<RunnerHandle>, generati
     if let Err(error) = runner.describe().await {
         tracing::info!(runner_id = %runner.id(), %error, "a runner that registered could not be asked what it is");
     }
-    for claim in &claims {
-        let mut pauses = backon_pauses(&app);
-        while let Err(error) = settle(&app, &runner, claim).await {
-            if !runner.is_generation(generation) {
-                return;
-            }
-            tracing::info!(runner_id = %runner.id(), turn_id = %claim.turn_id, %error, "not settled yet");
-            tokio::time::sleep(pauses.next().unwrap_or(app.settings.backoff.1)).await;
-        }
+    // A turn that takes its time does not hold up the others.
+    let (app, runner) = (&app, &runner);
+    let settling = stream::iter(claims)
+        .for_each_concurrent(AT_ONCE, async |claim| settle_at_last(app, runner, generation, &claim).await);
+    settling.await;
+    if !runner.is_generation(generation) {
+        return;
     }
     runner.open(generation);
     // Turns that were settled while the runner was away may still have to be confirmed.
-    if let Err(error) = dispatch::pick_up(&app).await {
+    if let Err(error) = dispatch::pick_up(app).await {
         tracing::warn!(%error, "open turns could not be read; they are read again in a while");
+    }
+}
+
+/// Settles a turn however often it takes, unless the runner has registered again meanwhile.
+async fn settle_at_last(app: &Arc<App>, runner: &Arc<RunnerHandle>, generation: u64, claim: &Claim) {
+    let mut pauses = backon_pauses(app);
+    while let Err(error) = settle(app, runner, claim).await {
+        if !runner.is_generation(generation) {
+            return;
+        }
+        tracing::info!(runner_id = %runner.id(), turn_id = %claim.turn_id, %error, "not settled yet");
+        tokio::time::sleep(pauses.next().unwrap_or(app.settings.backoff.1)).await;
     }
 }
 

@@ -11,7 +11,7 @@ use roundhouse_proto::control::v1::runner::State;
 use roundhouse_proto::engine::v1::FailureReason;
 use tonic::Code;
 
-use crate::support::runner::{Call, Opening, Reply, lost, text};
+use crate::support::runner::{Call, Opening, Reply, completed, lost, text};
 use crate::support::{LIMIT, World, assert_whole, failure, message, reason};
 
 fn impatient(settings: &mut Settings) {
@@ -484,4 +484,39 @@ async fn s47_a_turn_that_its_runner_ends_lost_frees_its_workspace() {
     let next = world.send(&conversation, "next").await;
     assert_eq!(world.finish(&next).await.0.status(), TurnStatus::Completed);
     assert_eq!(world.workspace().await.held_by_turn_id, "");
+}
+
+#[tokio::test]
+async fn a_turn_that_takes_its_time_does_not_hold_up_what_else_a_runner_held() {
+    let mut world = World::without_runner(|_| {}).await;
+    let held = |sent: bool, journal| crate::support::runner::Turn {
+        session: "ses_old".into(),
+        epoch: 41,
+        sent,
+        accepted: sent,
+        conversation: "cnv_old".into(),
+        journal,
+        ..Default::default()
+    };
+    let ended: Vec<String> = (0..6).map(|n| format!("trn_ended_{n}")).collect();
+    {
+        let mut state = world.runner.state();
+        state.stubborn = true;
+        state.turns.insert("trn_endless".into(), held(true, Vec::new()));
+        for id in &ended {
+            let end = roundhouse_proto::engine::v1::EventBody { kind: Some(completed("long ago")) };
+            state.turns.insert(id.clone(), held(true, vec![end]));
+        }
+    }
+    world.runner.register(world.address()).await.unwrap();
+    for id in &ended {
+        world.runner.acknowledged(id).await;
+    }
+    let conversation = world.conversation().await;
+    let turn = world.client.send_message(message(&conversation, "x", "builder", "/w/a")).await.unwrap();
+    let turn = turn.into_inner().turn.unwrap();
+    assert!(world.runner.opens().is_empty(), "not before all is settled");
+    world.runner.state().stubborn = false;
+    world.finish(&turn).await;
+    world.runner.acknowledged("trn_endless").await;
 }
