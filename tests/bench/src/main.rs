@@ -7,6 +7,7 @@ mod bare_codex;
 mod codex;
 mod events;
 mod memory;
+mod scale;
 mod stack;
 mod stats;
 mod switch;
@@ -23,7 +24,7 @@ use crate::stats::Series;
 /// Measures Roundhouse side by side with the bare engine CLIs, on loopback, with a scripted model.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// What to measure. Nothing named: everything.
+    /// What to measure. Nothing named: everything but `scale` and its parts.
     #[arg(value_enum)]
     parts: Vec<PartName>,
     /// Rounds of the turn benchmark.
@@ -35,6 +36,13 @@ struct Arguments {
     /// Events per turn of the event benchmark.
     #[arg(long, default_value_t = 2_000)]
     events: usize,
+    /// `scale`: the sizes that are promised (10,000 conversations, 1,000,000 events, 1,500 open turns, 200 turns at once),
+    /// not those that run with the tests.
+    #[arg(long)]
+    full: bool,
+    /// `scale`: how long the soak lasts. Unset: 180.
+    #[arg(long)]
+    soak_seconds: Option<u64>,
     /// Directory of the release binaries. Unset: where this program lies.
     #[arg(long)]
     bin_dir: Option<PathBuf>,
@@ -66,6 +74,23 @@ enum PartName {
     Ready,
     /// Durable events from an engine to a client.
     Events,
+    /// How it grows: the four parts below.
+    Scale,
+    /// Many conversations and events: pages, replay, memory, start.
+    Volume,
+    /// A control plane that dies with many turns open.
+    Recovery,
+    /// Many turns at once, each with an engine, and a runner that dies under them.
+    Crowd,
+    /// Turn after turn for minutes: memory and descriptors stay as they are.
+    Soak,
+}
+
+impl PartName {
+    /// Whether it runs only when it is named.
+    const fn is_scale(self) -> bool {
+        matches!(self, Self::Scale | Self::Volume | Self::Recovery | Self::Crowd | Self::Soak)
+    }
 }
 
 fn main() -> Result<()> {
@@ -116,7 +141,10 @@ async fn measure(arguments: &Arguments, bounds: &mut Bounds) -> Result<()> {
         Some(dir) => dir.clone(),
         None => std::env::current_exe()?.parent().context("this program lies nowhere")?.to_owned(),
     };
-    let wanted = |part| arguments.parts.is_empty() || arguments.parts.contains(&part);
+    let named = |part| arguments.parts.contains(&part);
+    let wanted = |part: PartName| {
+        named(part) || if part.is_scale() { named(PartName::Scale) } else { arguments.parts.is_empty() }
+    };
     let cores = std::thread::available_parallelism()?;
     println!("cores: {cores}");
     if wanted(PartName::Ready) {
@@ -141,6 +169,20 @@ async fn measure(arguments: &Arguments, bounds: &mut Bounds) -> Result<()> {
     if wanted(PartName::Switch) {
         let claude = arguments.claude.clone().map_or_else(pinned_claude, Ok)?;
         switch::measure(&bin_dir, &claude, &codex()?, arguments.rounds, bounds).await?;
+    }
+    let mut sizes = if arguments.full { scale::Sizes::FULL } else { scale::Sizes::SMALL };
+    if let Some(seconds) = arguments.soak_seconds {
+        sizes.soak = Duration::from_secs(seconds);
+    }
+    for (name, part) in [
+        (PartName::Volume, scale::Part::Volume),
+        (PartName::Recovery, scale::Part::Recovery),
+        (PartName::Crowd, scale::Part::Crowd),
+        (PartName::Soak, scale::Part::Soak),
+    ] {
+        if wanted(name) {
+            scale::measure(&bin_dir, part, sizes, bounds).await?;
+        }
     }
     Ok(())
 }

@@ -17,6 +17,12 @@ pub(crate) fn pss(pid: u32) -> Result<f64> {
     Ok(kib * 1024.0 / 1e6)
 }
 
+/// Open file descriptors.
+pub(crate) fn descriptors(pid: u32) -> Result<usize> {
+    let entries = std::fs::read_dir(format!("/proc/{pid}/fd"));
+    Ok(entries.with_context(|| format!("the descriptors of process {pid} cannot be read"))?.count())
+}
+
 /// Keepers and inits whose environment or command line names this state directory, or that descend from one.
 pub(crate) fn keepers(state_dir: &Path) -> Result<Vec<u32>> {
     let mut found = Vec::new();

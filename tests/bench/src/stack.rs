@@ -1,5 +1,6 @@
 //! Both services, as release binaries, on loopback.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -102,6 +103,8 @@ pub(crate) struct Stack {
     agent: &'static str,
     control_plane: Child,
     runner: Child,
+    /// How the runner was started: program and arguments.
+    runner_command: Vec<OsString>,
     channel: Channel,
     /// Time from the start of the process to its ready line.
     pub(crate) control_plane_ready: Duration,
@@ -111,6 +114,11 @@ pub(crate) struct Stack {
 
 impl Stack {
     pub(crate) async fn start(bin_dir: &Path, engines: &[Engine]) -> Result<Self> {
+        Self::start_with(bin_dir, engines, &["runner.max_warm_engines=128"]).await
+    }
+
+    /// As [`Self::start`], with these settings of the runner.
+    pub(crate) async fn start_with(bin_dir: &Path, engines: &[Engine], settings: &[&str]) -> Result<Self> {
         let agent = engines.first().context("a stack without an engine")?.name;
         let directory = tempfile::tempdir()?;
         let workspace = directory.path().join("workspace");
@@ -125,24 +133,34 @@ impl Stack {
         let (control_plane, address, control_plane_ready) = spawn(start).await?;
         let server = format!("http://{address}");
 
-        let mut start = Command::new(bin_dir.join("engine-runner"));
-        start
-            .args(["--listen", "127.0.0.1:0", "--ready-json", "--control-plane", &server, "--state-dir"])
-            .arg(directory.path().join("runner"))
-            .arg("--root")
-            .arg(&workspace)
-            .args(["--set", "runner.max_warm_engines=128"]);
+        let mut start: Vec<OsString> = vec![bin_dir.join("engine-runner").into()];
+        let arguments =
+            ["--listen", "127.0.0.1:0", "--ready-json", "--control-plane", &server, "--state-dir"];
+        start.extend(arguments.map(OsString::from));
+        start.extend([directory.path().join("runner").into(), "--root".into(), workspace.into()]);
+        let mut set = |setting: &str| start.extend(["--set".into(), setting.into()]);
+        for setting in settings {
+            set(setting);
+        }
         for engine in engines {
             let Engine { name, executable, settings, .. } = engine;
-            start.arg("--set").arg(format!("engines.{name}.executable={}", executable.display()));
+            set(&format!("engines.{name}.executable={}", executable.display()));
             for setting in settings {
-                start.args(["--set", setting]);
+                set(setting);
             }
         }
-        let (runner, _, runner_ready) = spawn(start).await?;
+        let (runner, _, runner_ready) = spawn(command(&start)).await?;
         let channel = Channel::from_shared(server)?.connect().await?;
-        let stack =
-            Self { directory, agent, control_plane, runner, channel, control_plane_ready, runner_ready };
+        let stack = Self {
+            directory,
+            agent,
+            control_plane,
+            runner,
+            runner_command: start,
+            channel,
+            control_plane_ready,
+            runner_ready,
+        };
         stack.wait_for_runner().await?;
         Ok(stack)
     }
@@ -158,6 +176,20 @@ impl Stack {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         bail!("the runner did not register")
+    }
+
+    /// Kills the runner and starts it again on what it left; the time until it is ready.
+    pub(crate) async fn restart_runner(&mut self) -> Result<Duration> {
+        self.runner.start_kill()?;
+        self.runner.wait().await?;
+        let (runner, _, ready) = spawn(command(&self.runner_command)).await?;
+        self.runner = runner;
+        Ok(ready)
+    }
+
+    /// The directory of everything.
+    pub(crate) fn directory(&self) -> &Path {
+        self.directory.path()
     }
 
     pub(crate) fn state_dir(&self) -> PathBuf {
@@ -304,8 +336,16 @@ impl Stack {
     }
 }
 
+/// A command from its program and arguments.
+fn command(line: &[OsString]) -> Command {
+    let mut words = line.iter();
+    let mut command = Command::new(words.next().cloned().unwrap_or_default());
+    command.args(words);
+    command
+}
+
 /// Starts a service and waits for its ready line.
-async fn spawn(mut command: Command) -> Result<(Child, String, Duration)> {
+pub(crate) async fn spawn(mut command: Command) -> Result<(Child, String, Duration)> {
     let begin = Instant::now();
     let mut child = command
         .env_clear()
