@@ -19,6 +19,9 @@ use crate::{Bounds, memory};
 /// Conversations in which turns follow each other; twice as many as engines may stay warm, so that every turn ends one
 /// engine and starts another.
 const CONVERSATIONS: usize = 4;
+/// A turn of a conversation begins so long after the one before at the earliest: what is looked for grows with turns, and
+/// nothing of it with their speed.
+const PACE: Duration = Duration::from_secs(1);
 /// Between two looks.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -47,8 +50,10 @@ pub(crate) async fn measure(bin_dir: &Path, time: Duration, bounds: &mut Bounds)
             let mut count = 0;
             while !over.load(Ordering::Relaxed) {
                 count += 1;
+                let next = tokio::time::Instant::now() + PACE;
                 turn(client.clone(), &conversation, count).await.with_context(|| format!("turn {count}"))?;
                 turns.fetch_add(1, Ordering::Relaxed);
+                tokio::time::sleep_until(next).await;
             }
             anyhow::Ok(())
         });
