@@ -58,7 +58,8 @@ impl Settings {
             event_retention: config.event_retention,
             retention_every: Duration::from_secs(3_600),
             shutdown_timeout: config.shutdown_timeout,
-            call_timeout: Duration::from_secs(10),
+            // A call to a runner that was silent for too long is no longer waited for.
+            call_timeout: Duration::from_secs(10).min(config.runner_lost_after),
             engine_start_timeout: Duration::from_secs(60),
             open_room: Duration::from_secs(30),
             backoff: (Duration::from_millis(50), Duration::from_secs(2)),

@@ -20,6 +20,7 @@ use super::effects::{self, Ending, Incoming};
 use super::engage::opened_of;
 use super::plan::RunnerView;
 use super::pump::{self, Item};
+use super::silence;
 use crate::app::App;
 use crate::clock;
 use crate::failpoint::kill_point;
@@ -70,10 +71,14 @@ impl Drive {
             cancel: self.cancel_request()?,
             turn: self.turn_id.clone(),
         };
-        tokio::select! {
-            flow = self.consume(&runner, receiver) => flow,
+        let (app, turn_id) = (Arc::clone(&self.app), self.turn_id.clone());
+        let silent = tokio::select! {
+            flow = self.consume(&runner, receiver) => return flow,
             never = controls.deliver() => match never {},
-        }
+            silent = silence::of(&app, &runner, &turn_id) => silent,
+        };
+        self.unheard(&runner);
+        self.stream_failed(&runner, silent).await
     }
 
     async fn stream_failed(&mut self, runner: &Arc<RunnerHandle>, error: CallError) -> StepResult {

@@ -368,6 +368,11 @@ impl Drive {
         }
     }
 
+    /// Notes since when nothing was heard of the runner, which was asked.
+    pub(super) fn unheard(&mut self, runner: &RunnerHandle) {
+        self.unreachable_since = Instant::now().checked_sub(runner.silent_for());
+    }
+
     /// The runner refuses a call that it must not refuse, such as one under a stale epoch that nobody raises. Pauses;
     /// a runner that goes on so is as good as lost.
     pub(super) async fn refused(&mut self, runner: &RunnerHandle) -> StepResult {

@@ -15,6 +15,7 @@ mod plan;
 mod pump;
 mod reasons;
 mod settle;
+mod silence;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -8,7 +8,7 @@ use roundhouse_test_support::{
     Agent, BRIEF, NORMAL, Stack, StackOptions, census, signal, wait_for, wait_until,
 };
 
-use super::{Engine, Fault, STOPPED_FOR, Victim, cell::Cell};
+use super::{Engine, Fault, Held, STOPPED_FOR, Victim, cell::Cell};
 
 pub(super) struct Ground {
     pub(super) engine: Engine,
@@ -96,6 +96,13 @@ impl Ground {
                 // A time that has to pass: there is nothing to be seen from outside while nobody moves.
                 let since = Instant::now();
                 wait_until("the stop is over", BRIEF, || since.elapsed() >= STOPPED_FOR).await?;
+                if matches!(victim, Victim::Runner | Victim::Host) {
+                    // What runs on it is given up by then.
+                    for cell in cells.iter().filter(|cell| cell.step.held() == Held::ByEngine) {
+                        let turn = cell.turn.clone().unwrap_or_default();
+                        cell.follower.wait_terminal(&turn, NORMAL).await?;
+                    }
+                }
                 for pid in victims.iter().rev() {
                     // A tool may have ended with its engine meanwhile.
                     let _ = signal(*pid, "CONT");

@@ -146,7 +146,8 @@ fn allowed(victim: Victim, fault: Fault, step: Step) -> &'static [Outcome] {
         && matches!(victim, Victim::Keeper | Victim::Init | Victim::Engine | Victim::Host);
     let silent = fault == Fault::Stop && matches!(victim, Victim::Runner | Victim::Host);
     match step {
-        Step::Cancel if silent => &[Cancelled, Lost],
+        Step::MidText | Step::MidTool | Step::Permission if silent => &[Lost],
+        Step::Cancel if silent => &[Lost],
         Step::Cancel => &[Cancelled],
         _ if step.is_after_end() => &[Completed],
         // Whatever runs for the turn while nothing is heard of its runner is lost. A turn that no runner knows waits.
