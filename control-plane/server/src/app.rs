@@ -5,7 +5,7 @@ use std::sync::Arc;
 use roundhouse_domain::id::ControlPlaneId;
 use roundhouse_store::Store;
 
-use crate::dispatch::Dispatcher;
+use crate::dispatch::{Dispatcher, Prefetches};
 use crate::hub::Hub;
 use crate::runners::Runners;
 use crate::settings::Settings;
@@ -23,6 +23,8 @@ pub(crate) struct App {
     pub(crate) runners: Runners,
     /// Who works on turns.
     pub(crate) dispatcher: Dispatcher,
+    /// Agent files that are read ahead.
+    pub(crate) prefetches: Prefetches,
     /// Settings.
     pub(crate) settings: Arc<Settings>,
     /// Clients that follow a conversation.

@@ -103,6 +103,7 @@ impl Server {
             hub: Arc::new(Hub::default()),
             runners: Runners::new(Arc::clone(&settings)),
             dispatcher: dispatch::Dispatcher::default(),
+            prefetches: dispatch::Prefetches::default(),
             settings,
             followers: Arc::new(()),
             tasks: Tasks::default(),

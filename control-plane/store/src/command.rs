@@ -199,7 +199,7 @@ pub struct RecordOpening {
     pub opening: Opening,
     /// What the engine needs to resume, as far as known.
     pub native_ref: Option<NativeRef>,
-    /// What followers are told; own events.
+    /// The first events of the session, the runner's in the order of their numbers, at most 256; or none. No terminal one.
     pub events: Vec<NewEvent>,
     /// Now.
     pub time: Timestamp,

@@ -10,7 +10,7 @@ use std::{
     io::Read as _,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::mpsc,
+    sync::{OnceLock, mpsc},
     time::{Duration, Instant, UNIX_EPOCH},
 };
 
@@ -56,6 +56,20 @@ pub(crate) struct Changes {
     pub files: Vec<String>,
     /// Something was cut.
     pub truncated: bool,
+}
+
+/// Whether a directory or one above it has a `.git` that can be a repository's: a file that names one, or a directory
+/// with a HEAD. An empty directory of that name is none: sandboxes leave such behind. A few looks at the file system, and
+/// no process.
+#[must_use]
+pub(crate) fn may_be_in_worktree(directory: &Path) -> bool {
+    directory.ancestors().any(|ancestor| {
+        let git = ancestor.join(".git");
+        // A link is followed, as git does.
+        std::fs::metadata(&git).is_ok_and(|metadata| {
+            metadata.is_file() || (metadata.is_dir() && git.join("HEAD").symlink_metadata().is_ok())
+        })
+    })
 }
 
 /// Looks at a worktree. None: not a git worktree, no git here, or no answer in time. Blocking.
@@ -170,6 +184,23 @@ impl Worktree {
     }
 }
 
+/// Where git is: looked for once, for a program that is given by its path is started without a copy of this process.
+/// Where none is found it is looked for again each time.
+fn program() -> PathBuf {
+    static FOUND: OnceLock<PathBuf> = OnceLock::new();
+    if let Some(found) = FOUND.get().filter(|found| found.is_file()) {
+        return found.clone();
+    }
+    let path = std::env::var_os("PATH").unwrap_or_else(|| OsString::from("/usr/bin:/bin"));
+    // Only absolute places: a workspace is not one to take programs from.
+    let found =
+        std::env::split_paths(&path).filter(|place| place.is_absolute()).map(|place| place.join("git"));
+    match found.into_iter().find(|program| program.is_file()) {
+        Some(program) => FOUND.get_or_init(|| program).clone(),
+        None => PathBuf::from("git"),
+    }
+}
+
 /// A hardened git in one worktree.
 #[derive(Debug)]
 struct Git {
@@ -180,8 +211,8 @@ struct Git {
 
 impl Git {
     fn open(directory: &Path) -> Option<Self> {
-        // Most workspaces without git are told by a look at the file system, without a process.
-        if !directory.ancestors().any(|ancestor| ancestor.join(".git").symlink_metadata().is_ok()) {
+        // Workspaces without git are told by a look at the file system, without a process.
+        if !may_be_in_worktree(directory) {
             return None;
         }
         let mut git =
@@ -203,7 +234,7 @@ impl Git {
     }
 
     fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new("git");
+        let mut command = Command::new(program());
         command
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_else(|| OsString::from("/usr/bin:/bin")))
@@ -306,6 +337,25 @@ mod tests {
     fn a_directory_without_git_is_none() {
         let directory = tempfile::tempdir().unwrap();
         assert_eq!(look(directory.path()), None);
+        // What a sandbox leaves of a `.git` that it kept from being made.
+        fs::create_dir(directory.path().join(".git")).unwrap();
+        assert!(!may_be_in_worktree(directory.path()));
+        fs::remove_dir(directory.path().join(".git")).unwrap();
+        git(directory.path(), &["init", "-q"]);
+        let below = directory.path().join("below");
+        fs::create_dir(&below).unwrap();
+        assert!(may_be_in_worktree(&below));
+    }
+
+    #[test]
+    fn a_worktree_beside_its_repository_is_looked_at() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("main");
+        fs::create_dir(&path).unwrap();
+        git(&path, &["init", "-q"]);
+        git(&path, &["commit", "-q", "--allow-empty", "-m", "one"]);
+        git(&path, &["worktree", "add", "-q", "../beside"]);
+        assert_eq!(look(&directory.path().join("beside")).unwrap().branch, "beside");
     }
 
     #[test]

@@ -5,11 +5,11 @@
 //! the keeper's end. Frames come from the files alone, live and after a restart alike.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     io,
     os::unix::net::UnixStream as StdStream,
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -19,7 +19,7 @@ use roundhouse_process::{
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::UnixStream,
+    net::{UnixStream, unix::OwnedWriteHalf},
     sync::{mpsc, oneshot, watch},
 };
 
@@ -215,7 +215,19 @@ async fn await_death(
     }
 }
 
-type Waiting = Arc<Mutex<HashMap<u64, oneshot::Sender<Result<Response, AskError>>>>>;
+type Waiting = HashMap<u64, oneshot::Sender<Result<Response, AskError>>>;
+
+/// Writes of the first request what the socket takes.
+async fn write_first(
+    write: &mut OwnedWriteHalf,
+    outgoing: &VecDeque<Vec<u8>>,
+    written: usize,
+) -> io::Result<usize> {
+    match outgoing.front() {
+        Some(first) => write.write(&first[written..]).await,
+        None => std::future::pending().await,
+    }
+}
 
 struct LinkTask {
     dir: PathBuf,
@@ -270,16 +282,10 @@ impl LinkTask {
     ) -> io::Result<Served> {
         stream.set_nonblocking(true)?;
         let (mut read, mut write) = UnixStream::from_std(stream)?.into_split();
-        let waiting: Waiting = Arc::default();
-        let (lines, mut outgoing) = mpsc::channel::<Vec<u8>>(REQUESTS);
-        // Writing has a task of its own: a stopped keeper must not keep answers from being read.
-        let writer = tokio::spawn(async move {
-            while let Some(bytes) = outgoing.recv().await {
-                if write.write_all(&bytes).await.is_err() {
-                    return;
-                }
-            }
-        });
+        let mut waiting = Waiting::new();
+        // A stopped keeper takes no more, which must not keep its answers from being read.
+        let mut outgoing = VecDeque::<Vec<u8>>::with_capacity(REQUESTS);
+        let mut written = 0;
         let mut buffer = vec![0; 16 * 1024];
         let result = loop {
             tokio::select! {
@@ -290,7 +296,7 @@ impl LinkTask {
                         Err(error) => break Err(error),
                     };
                     decoder.feed(&buffer[..count]);
-                    if !self.take(&mut decoder, &waiting) {
+                    if !self.take(&mut decoder, &mut waiting) {
                         break Ok(Served::Broken);
                     }
                 }
@@ -300,35 +306,43 @@ impl LinkTask {
                         let _ = ask.answer.send(Err(AskError::Gone));
                         break Ok(Served::Broken);
                     }
+                    if outgoing.len() >= REQUESTS {
+                        let _ = ask.answer.send(Err(AskError::Stuck));
+                        continue;
+                    }
                     let id = next_id;
                     next_id += 1;
-                    let mut open = waiting.lock().unwrap_or_else(PoisonError::into_inner);
-                    open.retain(|_, answer| !answer.is_closed());
-                    match lines.try_send(ask.request.encode(id)) {
-                        Ok(()) => {
-                            open.insert(id, ask.answer);
-                        }
-                        Err(_) => {
-                            let _ = ask.answer.send(Err(AskError::Stuck));
-                        }
+                    waiting.retain(|_, answer| !answer.is_closed());
+                    waiting.insert(id, ask.answer);
+                    outgoing.push_back(ask.request.encode(id));
+                }
+                // Cancel safe: what was written is counted as soon as it is.
+                count = write_first(&mut write, &outgoing, written), if !outgoing.is_empty() => {
+                    written += match count {
+                        Ok(0) => break Ok(Served::Broken),
+                        Ok(count) => count,
+                        Err(error) => break Err(error),
+                    };
+                    if outgoing.front().is_some_and(|first| written >= first.len()) {
+                        outgoing.pop_front();
+                        written = 0;
                     }
                 }
             }
         };
-        writer.abort();
-        for (_, answer) in waiting.lock().unwrap_or_else(PoisonError::into_inner).drain() {
+        for (_, answer) in waiting.drain() {
             let _ = answer.send(Err(AskError::Gone));
         }
         result
     }
 
     /// Takes all whole messages; false when the link is of no more use.
-    fn take(&self, decoder: &mut Decoder, waiting: &Waiting) -> bool {
+    fn take(&self, decoder: &mut Decoder, waiting: &mut Waiting) -> bool {
         loop {
             match decoder.next_from_keeper() {
                 Ok(None) => return true,
                 Ok(Some(FromKeeper::Response { request_id, response })) => {
-                    let answer = waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(&request_id);
+                    let answer = waiting.remove(&request_id);
                     if let Some(answer) = answer {
                         let _ = answer.send(match response {
                             Response::Refused(refusal) => Err(AskError::Refused(refusal)),

@@ -660,11 +660,11 @@ impl Runner {
         })
     }
 
-    /// Acknowledge: the journal goes, a tombstone stays.
+    /// Acknowledge: the journal goes, a tombstone stays. Blocking.
     ///
     /// # Errors
     /// What the contract names.
-    pub async fn acknowledge(&self, turn_id: &str, epoch: u64) -> Result<(), Error> {
+    pub fn acknowledge(&self, turn_id: &str, epoch: u64) -> Result<(), Error> {
         let Some(handle) = self.find(turn_id)? else {
             return match self.tombstone(turn_id)? {
                 Some(_) => Ok(()),
@@ -719,7 +719,7 @@ impl Runner {
             Err(error) => return Err(Error::storage("remove an acknowledged journal")(error)),
         }
         self.lock().remove(turn_id);
-        self.context.spares.refill(&self.context.tasks);
+        self.context.spares.refill(&self.context.tasks, &self.context.halt);
         Ok(())
     }
 

@@ -184,7 +184,7 @@ pub async fn prepare(config: Config, keeper_executable: Option<PathBuf>) -> Resu
     }
     context.tasks.spawn(pool::watch_memory(Arc::clone(&context)));
     context.tasks.spawn(prune::keep(Arc::clone(&runner)));
-    context.spares.refill(&context.tasks);
+    context.spares.refill(&context.tasks, &context.halt);
     context.tasks.spawn(startup::read_again(Arc::clone(&runner)));
     if !context.settings.control_plane.is_empty() {
         let advertised = if context.settings.advertise.is_empty() {

@@ -29,13 +29,14 @@ use crate::{
 };
 
 /// Spares kept: what a few conversations open between two rests.
-const KEPT: usize = 4;
+const KEPT: usize = 8;
 
 /// Bytes filled with zeros: what a short turn writes.
 const FILL: u64 = 32 * 1024;
 
-/// Pause before spares are made: what follows a turn's end at once comes first.
-const PAUSE: Duration = Duration::from_millis(50);
+/// Pause before spares are made: what follows a turn's end, and a short turn after it, come first, for making them keeps
+/// the disk from others.
+const PAUSE: Duration = Duration::from_millis(250);
 
 /// What a spare's directory is called; no turn's id begins so.
 const PREFIX: &str = ".spare-";
@@ -126,13 +127,18 @@ impl Spares {
         self.filling.store(false, Ordering::Release);
     }
 
-    /// As [`Spares::fill`], beside everything else and after a pause.
-    pub(crate) fn refill(self: &Arc<Self>, tasks: &tokio_util::task::TaskTracker) {
-        if self.count() < KEPT {
-            let spares = Arc::clone(self);
+    /// As [`Spares::fill`], beside everything else and after a pause, once half of them are taken.
+    pub(crate) fn refill(
+        self: &Arc<Self>,
+        tasks: &tokio_util::task::TaskTracker,
+        halt: &tokio_util::sync::CancellationToken,
+    ) {
+        if self.count() <= KEPT / 2 {
+            let (spares, halt) = (Arc::clone(self), halt.clone());
             tasks.spawn(async move {
-                tokio::time::sleep(PAUSE).await;
-                let _ = tokio::task::spawn_blocking(move || spares.fill()).await;
+                if halt.run_until_cancelled(tokio::time::sleep(PAUSE)).await.is_some() {
+                    let _ = tokio::task::spawn_blocking(move || spares.fill()).await;
+                }
             });
         }
     }

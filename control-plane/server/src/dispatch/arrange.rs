@@ -96,11 +96,20 @@ impl Drive {
             return Some((facts, None));
         }
         let name = dispatch.turn.agent_name.as_ref().or(dispatch.conversation.last_agent.as_ref())?;
-        let request = engine::ListAgentFilesRequest {
-            workspace: dispatch.workspace.as_ref()?.path.clone(),
-            file_name: agent::file_name(name),
+        let workspace = dispatch.workspace.as_ref()?;
+        let ahead = match self.app.prefetches.take(&self.turn_id) {
+            Some(prefetch) => prefetch.files(&self.app.prefetches, workspace, name).await,
+            None => None,
         };
-        let files = runner.link().ok()?.list_agent_files(request).await.ok()?;
+        let files = if let Some(files) = ahead {
+            files
+        } else {
+            let request = engine::ListAgentFilesRequest {
+                workspace: workspace.path.clone(),
+                file_name: agent::file_name(name),
+            };
+            runner.link().ok()?.list_agent_files(request).await.ok()?
+        };
         runner.heard();
         match agent::find(name, dispatch.turn.surface, &files, &agent::engine_facts(&facts)) {
             Found::Agent(snapshot) => Some((facts, Some(*snapshot))),

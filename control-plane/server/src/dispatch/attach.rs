@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use roundhouse_domain::event::{Effect, EventSource, NewEvent};
 use roundhouse_domain::id::ConversationId;
@@ -10,6 +11,7 @@ use roundhouse_domain::session::SessionState;
 use roundhouse_domain::turn::TurnState;
 use roundhouse_proto::engine::v1 as engine;
 use roundhouse_proto::engine::v1::ErrorReason;
+use roundhouse_proto::engine::v1::event_body::Kind;
 use roundhouse_proto::engine::v1::stream_events_response::Item as Streamed;
 use roundhouse_store::{AppendEvents, ListPermissions};
 use tokio::sync::mpsc;
@@ -29,6 +31,13 @@ use crate::runners::{CallError, RunnerHandle};
 
 /// Open permissions per read. A turn has a few at a time.
 const MAX_PERMISSIONS: usize = 200;
+
+/// How long a few events wait for more before they are stored: an engine tells what belongs together piece by piece,
+/// and each commit costs a sync. Unfinished text does not wait.
+const GATHER: Duration = Duration::from_millis(3);
+
+/// So many wait for no more.
+const GATHERED: usize = 32;
 
 /// A batch of what came.
 #[derive(Debug, Default)]
@@ -120,6 +129,12 @@ impl Drive {
             }
             runner.heard();
             self.heeded();
+            gather(&mut receiver, &mut items).await;
+            if self.stored()?.turn.opening.is_none()
+                && let Some(origin) = items.iter().find_map(|item| self.opening_told(item))
+            {
+                self.rebuild_opening(origin).await?;
+            }
             let batch = self.sort(&conversation, &mut items)?;
             if let Some(ending) = batch.ending {
                 return self.close(batch.events, *ending).await;
@@ -198,7 +213,31 @@ impl Drive {
         Ok(batch)
     }
 
-    async fn append(&mut self, events: Vec<NewEvent>) -> StepResult<()> {
+    /// How the turn's session came to be, if an item tells that.
+    fn opening_told(&self, item: &Item) -> Option<engine::Origin> {
+        let Item::Message(Streamed::Event(event)) = item else { return None };
+        match event.body.as_ref()?.kind.as_ref()? {
+            Kind::Session(session)
+                if session.state() == engine::session_event::State::Opened
+                    && session.session_id == self.opened.session_id =>
+            {
+                Some(session.origin())
+            }
+            _ => None,
+        }
+    }
+
+    /// Stores how the session was opened, if that is not stored, and events with it.
+    pub(super) async fn append_first(&mut self, events: Vec<NewEvent>) -> StepResult<()> {
+        if let Some(command) = self.record_opening(events)? {
+            let turn = self.app.store.record_opening(command).await?;
+            self.unstored = None;
+            self.stored_mut()?.turn = turn;
+        }
+        Ok(())
+    }
+
+    pub(super) async fn append(&mut self, events: Vec<NewEvent>) -> StepResult<()> {
         let Some(last) = events.iter().rev().find_map(|event| match event.source {
             EventSource::Runner { number } => Some(number),
             EventSource::Own { .. } => None,
@@ -207,6 +246,9 @@ impl Drive {
         };
         let accepted = events.iter().any(|event| matches!(event.effect, Effect::Accepted { .. }));
         kill_point!("before-append");
+        if self.unstored.is_some() {
+            return self.append_first(events).await;
+        }
         let command = AppendEvents { owner: self.owner()?, events, time: clock::now() };
         let appended = self.app.store.append_events(command).await?;
         for illegal in &appended.illegal {
@@ -218,6 +260,26 @@ impl Drive {
         turn.state = appended.state;
         Ok(())
     }
+}
+
+/// Waits a moment for more of what can wait.
+async fn gather(receiver: &mut mpsc::Receiver<Item>, items: &mut Vec<Item>) {
+    let until = tokio::time::Instant::now() + GATHER;
+    while items.len() < GATHERED && items.iter().all(can_wait) {
+        let more = tokio::time::timeout_at(until, receiver.recv_many(items, GATHERED)).await;
+        // A channel that is closed and empty is found so by the next read, too.
+        if !matches!(more, Ok(1..)) {
+            return;
+        }
+    }
+}
+
+/// Whether an item can be stored with what comes after it. The end cannot, and unfinished text goes on at once, after
+/// what came before it.
+fn can_wait(item: &Item) -> bool {
+    let Item::Message(Streamed::Event(event)) = item else { return false };
+    let kind = event.body.as_ref().and_then(|body| body.kind.as_ref());
+    !matches!(kind, Some(Kind::Terminal(_) | Kind::PermissionRequest(_)))
 }
 
 /// What is delivered to the runner while a turn's events are followed: each until the runner answers.

@@ -25,6 +25,9 @@ impl Drive {
     /// Ends the turn as its runner's terminal event says. `before` are events that came with it and are not stored
     /// yet, fewer than a batch holds.
     pub(super) async fn close(&mut self, mut before: Vec<NewEvent>, mut ending: Ending) -> StepResult {
+        if self.unstored.is_some() {
+            self.append_first(std::mem::take(&mut before)).await?;
+        }
         let finished = matches!(ending.outcome, Outcome::Completed);
         if self.stored()?.turn.state == TurnState::Cancelling {
             soften(&mut before, &mut ending);
@@ -62,6 +65,7 @@ impl Drive {
 
     /// Ends the turn by the control plane's own word.
     pub(super) async fn close_own(&mut self, mut outcome: Outcome, free_slot: bool) -> StepResult {
+        self.append_first(Vec::new()).await?;
         let text =
             if self.stored()?.turn.last_number > 0 { self.text_so_far().await? } else { String::new() };
         let agent_message = (!text.is_empty()).then(|| self.agent_message(text, true)).transpose()?;
@@ -87,6 +91,8 @@ impl Drive {
     /// False when the turn is being cancelled and has to end so.
     async fn commit(&mut self, command: CloseTurn) -> StepResult<bool> {
         kill_point!("before-close");
+        let runner = self.dispatch.as_ref().and_then(|dispatch| dispatch.workspace.as_ref());
+        self.app.prefetches.giving_back(runner.map(|workspace| &workspace.runner_id));
         let outcome = self.app.store.close_turn(command).await?;
         let closed = match outcome {
             CloseOutcome::Closed(closed) => closed,

@@ -15,6 +15,7 @@ use roundhouse_store::{Dispatch, Error as StoreError, Owner};
 use tokio::time::Instant;
 
 use super::effects::{self, Opened};
+use super::engage::Unstored;
 use super::plan::{self, Facts, RunnerView, SessionView, Step};
 use super::{Signals, reasons};
 use crate::app::App;
@@ -116,6 +117,8 @@ pub(super) struct Drive {
     /// The runner confirmed the end itself, by the terminal event.
     pub(super) runner_said_end: bool,
     pub(super) opened: Opened,
+    /// How the session was opened, until that is stored.
+    pub(super) unstored: Option<Unstored>,
     pub(super) slot: bool,
     cancel_unknown: bool,
     /// The message was on its way to the engine, as far as this run knows.
@@ -143,6 +146,7 @@ impl Drive {
             view: RunnerView::NotAsked,
             runner_said_end: false,
             opened: Opened::default(),
+            unstored: None,
             slot: false,
             cancel_unknown: false,
             given: false,
@@ -230,7 +234,10 @@ impl Drive {
     async fn facts(&mut self) -> StepResult<Option<Facts>> {
         if self.dispatch.is_none() {
             match self.app.store.begin_dispatch(&self.turn_id).await {
-                Ok(dispatch) => self.dispatch = Some(dispatch),
+                Ok(dispatch) => {
+                    self.dispatch = Some(dispatch);
+                    self.add_unstored();
+                }
                 Err(StoreError::Conflict(Conflict::TurnEnded(_))) => return Ok(None),
                 Err(StoreError::Conflict(Conflict::IllegalTransition(_))) => {
                     return Ok(Some(self.queued_facts()));
@@ -411,6 +418,7 @@ impl Drive {
         if let Some(dispatch) = &mut self.dispatch {
             dispatch.turn = turn;
         }
+        self.add_unstored();
         Ok(cancelling)
     }
 

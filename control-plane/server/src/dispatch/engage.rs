@@ -36,7 +36,45 @@ struct Given {
     summary: bool,
 }
 
+impl Given {
+    fn opening(self, origin: Origin, prompt: PromptUse) -> Opening {
+        let Self { history, omitted, through, summary } = self;
+        Opening { origin, prompt, summary, history, omitted, through }
+    }
+}
+
+/// An opening that is not stored yet.
+#[derive(Clone, Debug)]
+pub(super) struct Unstored {
+    session_id: SessionId,
+    opening: Opening,
+}
+
 impl Drive {
+    /// What stores the opening that is not stored yet, with the first events of its session.
+    pub(super) fn record_opening(&self, events: Vec<NewEvent>) -> StepResult<Option<RecordOpening>> {
+        let Some(unstored) = &self.unstored else { return Ok(None) };
+        Ok(Some(RecordOpening {
+            owner: self.owner()?,
+            session_id: unstored.session_id.clone(),
+            opening: unstored.opening.clone(),
+            // What is known to be resumable comes as an event. A first answer proves nothing yet.
+            native_ref: None,
+            events,
+            time: clock::now(),
+        }))
+    }
+
+    /// Takes over what was read again: the opening of its session is known although it is not stored.
+    pub(super) fn add_unstored(&mut self) {
+        let (Some(unstored), Some(dispatch)) = (&self.unstored, &mut self.dispatch) else { return };
+        if dispatch.turn.session_id.as_ref() == Some(&unstored.session_id) {
+            dispatch.turn.opening = Some(unstored.opening.clone());
+        } else {
+            self.unstored = None;
+        }
+    }
+
     /// Asks the runner what it knows of the turn.
     pub(super) async fn inspect(&mut self) -> StepResult {
         use engine::inspect_response::State;
@@ -317,28 +355,46 @@ impl Drive {
             None if made_for_this => PromptUse::Initial,
             Some(PromptUse::AppliedOnResume | PromptUse::Unchanged) | None => PromptUse::Unchanged,
         };
-        let opening = Opening {
-            origin,
-            prompt,
-            summary: given.summary,
-            history: given.history,
-            omitted: given.omitted,
-            through: given.through,
-        };
-        let command = RecordOpening {
-            owner: self.owner()?,
-            session_id: session.id.clone(),
-            opening,
-            // What is known to be resumable comes as an event. A first answer proves nothing yet.
-            native_ref: None,
-            events: Vec::new(),
-            time: clock::now(),
-        };
-        let turn = self.app.store.record_opening(command).await?;
-        self.opened = opened_of(&turn, session);
-        self.stored_mut()?.turn = turn;
+        self.note_opening(session, given.opening(origin, prompt))?;
         self.view = RunnerView::Opened;
         Ok(Flow::Again)
+    }
+
+    /// Keeps how the session was opened, until it is stored with the first events of it ([`Drive::append`]): the message
+    /// does not wait for a commit. If it is lost before, [`Drive::rebuild_opening`] finds it again.
+    fn note_opening(&mut self, session: &Session, opening: Opening) -> StepResult<()> {
+        let stored = self.stored_mut()?;
+        if stored.turn.opening.as_ref() != Some(&opening) {
+            stored.turn.opening = Some(opening.clone());
+            self.unstored = Some(Unstored { session_id: session.id.clone(), opening });
+        }
+        self.opened = opened_of(&self.stored()?.turn, session);
+        Ok(())
+    }
+
+    /// The opening of a session whose message an earlier run sent without having stored how it was opened: the same
+    /// context is composed again, for nothing of it can have changed before the first events are stored, and the rest is
+    /// in the runner's event, of which this is `origin`.
+    pub(super) async fn rebuild_opening(&mut self, origin: engine::Origin) -> StepResult<()> {
+        let session = self.session()?;
+        let made_for_this = session.created_by == self.turn_id;
+        let given = match self.opening_request(&session).await {
+            Ok((_, given)) => given,
+            Err(Failure::Store(error)) => return Err(error.into()),
+            // It could be composed once, so the turn did get it; how much it was is not known any more.
+            Err(Failure::Compose(_)) => Given::default(),
+        };
+        let agent = self.stored()?.turn.agent.as_ref();
+        let other_prompt = agent.is_some_and(|agent| agent.prompt_sha256() != session.prompt_sha256);
+        let (origin, prompt) = match origin {
+            _ if made_for_this && session.replaces.is_some() => (Origin::Replaced, PromptUse::Initial),
+            _ if made_for_this => (Origin::Started, PromptUse::Initial),
+            engine::Origin::Started => (Origin::Started, PromptUse::Initial),
+            _ if other_prompt => (Origin::Resumed, PromptUse::AppliedOnResume),
+            _ => (Origin::Resumed, PromptUse::Unchanged),
+        };
+        tracing::info!(session_id = %session.id, ?origin, "how the session was opened is told by the runner's events");
+        self.note_opening(&session, given.opening(origin, prompt))
     }
 
     /// Gives the message to the engine.
@@ -424,6 +480,8 @@ impl Drive {
         };
         let session = self.app.store.replace_session(command).await?;
         kill_point!("replaced");
+        self.unstored = None;
+        self.stored_mut()?.turn.opening = None;
         self.set_prompt(PromptUse::Initial);
         self.bind(session)?;
         self.given = false;

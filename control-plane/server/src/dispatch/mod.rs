@@ -12,6 +12,7 @@ mod drive;
 mod effects;
 mod engage;
 mod plan;
+mod prefetch;
 mod pump;
 mod reasons;
 mod settle;
@@ -28,6 +29,7 @@ use tracing::Instrument as _;
 
 pub(crate) use agent::engine_facts;
 pub(crate) use effects::own_terminal;
+pub(crate) use prefetch::{Prefetches, begin as prefetch};
 pub(crate) use reasons::cancelled as cancelled_error;
 
 use crate::app::App;
@@ -118,6 +120,7 @@ struct Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         self.app.dispatcher.drives().remove(&self.turn);
+        self.app.prefetches.discard(&self.turn);
         self.signals.done.send_replace(true);
     }
 }

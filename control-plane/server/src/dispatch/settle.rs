@@ -26,24 +26,30 @@ impl Drive {
         let (Some(workspace_id), Some(_)) = (&turn.workspace_id, &turn.session_id) else {
             // No runner was ever told of it.
             if turn.epoch.0 > 0 {
-                self.app.store.free_slot(&owner).await?;
+                self.free_slot(&owner).await?;
             }
             self.acknowledged(&turn).await?;
             return Ok(Flow::Done);
         };
         if turn.acknowledge_time.is_some() {
-            self.app.store.free_slot(&owner).await?;
+            self.free_slot(&owner).await?;
             return Ok(Flow::Done);
         }
         let workspace = self.app.store.get_workspace(workspace_id).await?.workspace;
         // The close of a LOST turn keeps the slot, whoever said the end; nobody looks at it after the acknowledgement.
         if !self.runner_said_end || turn.state == TurnState::Lost {
             self.confirm(&turn, &workspace).await?;
-            self.app.store.free_slot(&owner).await?;
+            self.free_slot(&owner).await?;
         }
         kill_point!("before-acknowledge");
         self.acknowledge(&turn, &workspace).await?;
         Ok(Flow::Done)
+    }
+
+    async fn free_slot(&self, owner: &Owner) -> StepResult<()> {
+        self.app.prefetches.giving_back(None);
+        self.app.store.free_slot(owner).await?;
+        Ok(())
     }
 
     async fn acknowledged(&self, turn: &Turn) -> StepResult<()> {

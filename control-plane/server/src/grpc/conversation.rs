@@ -225,28 +225,44 @@ impl Api {
 
     async fn send(&self, request: control::SendMessageRequest) -> Result<control::SendMessageResponse> {
         let new = from_proto::send_message(request)?;
-        // A repeat is answered from the store alone: the runner that resolved its path may be away by now.
-        if let Some(before) = self.app.store.accepted_before(&new.request).await? {
+        let (mut target, mut idle) = ((new.agent.clone(), None), true);
+        let missing = if new.agent.is_none() || new.workspace.is_none() {
+            let view = self.app.store.get_conversation(&new.conversation_id).await?;
+            let known = view.conversation;
+            idle = view.active_turn.is_none();
+            let agent = new.agent.is_none() && known.last_agent.is_none();
+            let workspace = new.workspace.is_none() && known.last_workspace_id.is_none();
+            target = (target.0.or(known.last_agent), known.last_workspace_id);
+            agent.then_some("agent").or_else(|| workspace.then_some("workspace"))
+        } else {
+            None
+        };
+        // A repeat is answered from the store alone: the runner that resolved its path may be away by now. Where nothing
+        // has to be resolved, accepting finds it.
+        if (missing.is_some() || new.workspace.is_some())
+            && let Some(before) = self.app.store.accepted_before(&new.request).await?
+        {
             return Ok(sent(&before.message, &before.turn, true));
         }
-        if new.agent.is_none() || new.workspace.is_none() {
-            let view = self.app.store.get_conversation(&new.conversation_id).await?;
-            if new.agent.is_none() && view.conversation.last_agent.is_none() {
-                return Err(Error::TargetMissing { what: "agent" });
-            }
-            if new.workspace.is_none() && view.conversation.last_workspace_id.is_none() {
-                return Err(Error::TargetMissing { what: "workspace" });
-            }
+        if let Some(what) = missing {
+            return Err(Error::TargetMissing { what });
         }
         let workspace_id = match &new.workspace {
             Some(text) => Some(targets::workspace(&self.app, text).await?.id),
             None => None,
         };
+        let turn_id = TurnId::new(clock::uuid());
+        let ahead = match (target.0, workspace_id.clone().or(target.1)) {
+            (Some(agent), Some(workspace)) if idle => {
+                Some(dispatch::prefetch(&self.app, &turn_id, workspace, agent))
+            }
+            _ => None,
+        };
         let command = AcceptMessage {
             request: new.request,
             conversation_id: new.conversation_id,
             message_id: MessageId::new(clock::uuid()),
-            turn_id: TurnId::new(clock::uuid()),
+            turn_id: turn_id.clone(),
             actor: new.actor,
             body: new.text,
             agent_name: new.agent,
@@ -265,6 +281,11 @@ impl Api {
             "message accepted"
         );
         if accepted.turn.state.is_active() {
+            if let Some(ahead) = ahead
+                && accepted.turn.id == turn_id
+            {
+                ahead.begins();
+            }
             dispatch::ensure(&self.app, &accepted.turn.id);
         }
         Ok(sent(&accepted.message, &accepted.turn, accepted.repeated))

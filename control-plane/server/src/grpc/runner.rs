@@ -314,6 +314,7 @@ impl Api {
             actor: "user".to_owned(),
             time: clock::now(),
         };
+        self.app.prefetches.giving_back(None);
         match self.app.store.free_workspace(command).await {
             Ok(outcome) => {
                 tracing::info!(workspace_id = %workspace_id, ?outcome, "a person freed a workspace")

@@ -3,10 +3,12 @@
 use pretty_assertions::assert_eq;
 use roundhouse_control_plane::failpoint::hook;
 use roundhouse_proto::control::v1::{Role, TurnStatus};
+use roundhouse_proto::engine::v1::Origin;
 use roundhouse_proto::engine::v1::event_body::Kind;
 use roundhouse_proto::engine::v1::phase_event::Phase;
+use roundhouse_proto::engine::v1::session_event::State as SessionState;
 
-use crate::support::runner::{Reply, text};
+use crate::support::runner::{Reply, agent, text};
 use crate::support::{LIMIT, World, assert_whole, collect, events, kinds, message};
 
 /// A turn whose control plane dies at `point` completes once after the restart, and the next one works.
@@ -79,6 +81,47 @@ async fn s49_after_the_session_was_opened() {
 #[tokio::test]
 async fn after_the_message_was_sent() {
     survives("after-send").await;
+}
+
+/// How the session was opened is stored with its first events. What dies before that loses nothing: the turn tells its
+/// origin, what it was given and how the prompt got there, and the next turn of the session is given none of it again.
+#[tokio::test]
+async fn s61_an_opening_that_was_not_stored_is_found_again() {
+    for ended in [false, true] {
+        let mut world = World::new().await;
+        let critic = agent("critic", "second", "m-9", "Criticise.");
+        world.runner.state().agents.insert("critic".into(), critic);
+        let conversation = world.conversation().await;
+        let first = world.send(&conversation, "question-1").await;
+        world.finish(&first).await;
+        let second = world.send_as(&conversation, "question-2", "critic", "/w/a").await;
+        world.finish(&second).await;
+        world.runner.state().reply = if ended { Reply::Echo } else { Reply::Hold };
+        let hook = hook("control-plane::after-send");
+        let third = world.send(&conversation, "question-3").await;
+        tokio::time::timeout(LIMIT, hook.reached()).await.expect("the point is passed");
+        world.crash().await;
+        drop(hook);
+        world.restart().await;
+        if !ended {
+            world.runner.complete(&third.turn_id, "echo: question-3");
+        }
+        let (third, events) = world.finish(&third).await;
+        assert_eq!(third.status(), TurnStatus::Completed);
+        assert_whole(&events);
+        assert_eq!((third.origin(), third.history_given), (Origin::Resumed, true));
+        let opened = kinds(&events).into_iter().find_map(|kind| match kind {
+            Kind::Session(session) if session.state() == SessionState::Opened => Some(session),
+            _ => None,
+        });
+        let opened = opened.expect("the opening is told");
+        assert_eq!((opened.origin(), opened.history_given), (Origin::Resumed, true));
+        assert_eq!(world.runner.sends().len(), 3, "it was not sent again");
+        world.runner.state().reply = Reply::Echo;
+        let fourth = world.send(&conversation, "question-4").await;
+        let (fourth, _) = world.finish(&fourth).await;
+        assert_eq!((fourth.origin(), fourth.history_given), (Origin::Resumed, false));
+    }
 }
 
 #[tokio::test]

@@ -293,6 +293,8 @@ pub(super) fn replace_session(scope: &mut Scope<'_>, command: ReplaceSession) ->
     mark_unusable(c, &mut log, head.conversation_key, &command.unusable, &command.reason)?;
     insert_session(c, &head, &turn, &command.replacement, Some(&command.unusable), command.time)?;
     bind(c, &mut log, &head, &command.replacement, true, Some(&command.unusable))?;
+    // How the one before was opened says nothing of this one.
+    execute(c, "UPDATE turn SET opening = NULL WHERE key = ?1", [head.key])?;
     head.session_id = Some(command.replacement.clone());
     store(c, &mut log, &mut head, command.events, command.time, &mut Stored::default())?;
     save(c, &head)?;

@@ -245,7 +245,10 @@ impl Store for SqliteStore {
 
     async fn acknowledge_turn(&self, id: &TurnId, time: Timestamp) -> Result<()> {
         let id = id.clone();
-        self.write("acknowledge_turn", move |s| dispatch::acknowledge_turn(s, &id, time)).await
+        // The runner has acknowledged. If this is lost, it is asked again and says that it knows nothing of the turn.
+        let cost = Cost { rows: 1, bytes: 128 };
+        let command = move |s: &mut super::writer::Scope<'_>| dispatch::acknowledge_turn(s, &id, time);
+        self.write_events("acknowledge_turn", Lane::Leisure, cost, command).await
     }
 
     async fn unacknowledged_turns(&self, runner: &RunnerId) -> Result<Vec<Turn>> {

@@ -2,13 +2,15 @@
 //!
 //! ```text
 //! callers --> interactive queue --+
-//!         --> bulk queue --------+--> BEGIN IMMEDIATE
+//!         --> bulk queue ---------+
+//!         --> leisure queue ------+--> BEGIN IMMEDIATE
 //!                                       SAVEPOINT, command, RELEASE   (each command of the batch)
 //!                                     COMMIT --> answers and hints
 //! ```
 //!
 //! A batch is what waits, interactive commands first; it is closed by the command that crosses a limit and
-//! never waits for more. Nothing is answered, published or changed in memory before COMMIT. When COMMIT fails,
+//! never waits for more. A command of the leisure queue alone starts no batch for [`LEISURE`]: it goes with the next
+//! one, and costs no sync of its own. Nothing is answered, published or changed in memory before COMMIT. When COMMIT fails,
 //! or the transaction is gone (a full disk rolls back all of it), every command of the batch is answered that
 //! the store is unavailable.
 
@@ -38,6 +40,9 @@ const QUEUE: usize = 2 * MAX_COMMANDS;
 /// Longest wait for room in a queue.
 const QUEUE_WAIT: Duration = Duration::from_secs(30);
 
+/// Longest time that a command of the leisure queue waits for a batch to go with.
+const LEISURE: Duration = Duration::from_millis(200);
+
 /// Which queue a command waits in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lane {
@@ -45,6 +50,8 @@ pub(super) enum Lane {
     Interactive,
     /// Events of runners.
     Bulk,
+    /// Bookkeeping that nobody waits for, and that is done again if it is lost.
+    Leisure,
 }
 
 /// What a command counts for in a batch.
@@ -96,6 +103,8 @@ struct Job {
     name: &'static str,
     cost: Cost,
     run: Run,
+    /// When it was asked for.
+    at: Instant,
     /// Gives back the room in the queue when the job is taken.
     _room: OwnedSemaphorePermit,
 }
@@ -104,7 +113,17 @@ struct Job {
 struct Queues {
     interactive: VecDeque<Job>,
     bulk: VecDeque<Job>,
+    leisure: VecDeque<Job>,
     closed: bool,
+}
+
+impl Queues {
+    /// When the next batch is to begin: none, when nothing waits.
+    fn due(&self) -> Option<Instant> {
+        let first = self.leisure.front().map(|job| if self.closed { job.at } else { job.at + LEISURE });
+        let urgent = self.interactive.front().or_else(|| self.bulk.front()).map(|job| job.at);
+        urgent.or(first)
+    }
 }
 
 struct Shared {
@@ -148,7 +167,7 @@ impl Writer {
     {
         let room = match lane {
             Lane::Interactive => &self.shared.interactive_room,
-            Lane::Bulk => &self.shared.bulk_room,
+            Lane::Bulk | Lane::Leisure => &self.shared.bulk_room,
         };
         let room = match tokio::time::timeout(QUEUE_WAIT, Arc::clone(room).acquire_owned()).await {
             Ok(Ok(room)) => room,
@@ -159,7 +178,8 @@ impl Writer {
             }
         };
         let (sender, receiver) = oneshot::channel();
-        let job = Job { name, cost, run: Box::new(move |scope| run(scope, command, sender)), _room: room };
+        let run = Box::new(move |scope: Option<&mut Scope<'_>>| run(scope, command, sender));
+        let job = Job { name, cost, run, at: Instant::now(), _room: room };
         {
             let mut queues = self.shared.queues.lock().unwrap_or_else(PoisonError::into_inner);
             if queues.closed {
@@ -168,6 +188,7 @@ impl Writer {
             match lane {
                 Lane::Interactive => queues.interactive.push_back(job),
                 Lane::Bulk => queues.bulk.push_back(job),
+                Lane::Leisure => queues.leisure.push_back(job),
             }
         }
         self.shared.ready.notify_one();
@@ -178,7 +199,7 @@ impl Writer {
     #[cfg(test)]
     pub(super) fn waiting(&self) -> usize {
         let queues = self.shared.queues.lock().unwrap_or_else(PoisonError::into_inner);
-        queues.interactive.len() + queues.bulk.len()
+        queues.interactive.len() + queues.bulk.len() + queues.leisure.len()
     }
 
     /// Takes no more, finishes what waits and waits for the thread. Blocks.
@@ -240,7 +261,8 @@ impl Drop for Last<'_> {
         let left = {
             let mut queues = self.0.queues.lock().unwrap_or_else(PoisonError::into_inner);
             queues.closed = true;
-            (std::mem::take(&mut queues.interactive), std::mem::take(&mut queues.bulk))
+            let Queues { interactive, bulk, leisure, .. } = &mut *queues;
+            [interactive, bulk, leisure].map(std::mem::take)
         };
         self.0.interactive_room.close();
         self.0.bulk_room.close();
@@ -258,22 +280,30 @@ fn write_until_closed(
     loop {
         {
             let mut queues = shared.queues.lock().unwrap_or_else(PoisonError::into_inner);
-            while queues.interactive.is_empty() && queues.bulk.is_empty() {
-                if queues.closed {
-                    return;
+            loop {
+                let Some(due) = queues.due() else {
+                    if queues.closed {
+                        return;
+                    }
+                    queues = shared.ready.wait(queues).unwrap_or_else(PoisonError::into_inner);
+                    continue;
+                };
+                let wait = due.saturating_duration_since(Instant::now());
+                if wait.is_zero() {
+                    break;
                 }
-                queues = shared.ready.wait(queues).unwrap_or_else(PoisonError::into_inner);
+                queues = shared.ready.wait_timeout(queues, wait).unwrap_or_else(PoisonError::into_inner).0;
             }
         }
         batch(connection, shared, hints, checkpointer);
     }
 }
 
-/// The next job, interactive ones first.
+/// The next job: interactive ones first, those that have leisure last.
 fn take(shared: &Shared) -> Option<Job> {
     let mut queues = shared.queues.lock().unwrap_or_else(PoisonError::into_inner);
     let job = queues.interactive.pop_front();
-    job.or_else(|| queues.bulk.pop_front())
+    job.or_else(|| queues.bulk.pop_front()).or_else(|| queues.leisure.pop_front())
 }
 
 /// Collects and commits one batch, then answers it.

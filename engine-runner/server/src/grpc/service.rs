@@ -89,7 +89,11 @@ impl EngineRunnerService for Service {
         let workspace = self.runner.context.roots.resolve(&request.workspace)?;
         let path = workspace.path.clone();
         let only = (!request.file_name.is_empty()).then_some(request.file_name);
-        let (files, truncated) = blocking(move || agent_files(&path, only.as_deref())).await?;
+        let (files, truncated) = match only {
+            // One small file is read faster than another thread is woken, and a turn waits for it.
+            Some(only) => agent_files(&path, Some(&only))?,
+            None => blocking(move || agent_files(&path, None)).await?,
+        };
         Ok(Response::new(proto::ListAgentFilesResponse {
             workspace: workspace.path.to_string_lossy().into_owned(),
             files,
@@ -233,7 +237,9 @@ impl EngineRunnerService for Service {
     ) -> Result<Response<proto::AcknowledgeResponse>, Status> {
         let request = request.into_inner();
         let turn_id = from_proto::id("turn_id", request.turn_id)?;
-        self.runner.acknowledge(&turn_id, from_proto::epoch(request.epoch)?).await?;
+        let (runner, epoch) = (Arc::clone(&self.runner), from_proto::epoch(request.epoch)?);
+        // Files are written, and the next turn must not wait for them.
+        blocking(move || runner.acknowledge(&turn_id, epoch)).await?;
         Ok(Response::new(proto::AcknowledgeResponse {}))
     }
 

@@ -106,13 +106,10 @@ async fn has_survivors(init_pid: i32, engine_pid: i32, since: u64) -> bool {
 async fn work(mut work: Work) -> Ended {
     crate::kill_point!("runner::ending");
     crate::hold_point!("runner::ending_held");
-    let looking = {
+    let looks = work.before.is_some() || work.before_unknown;
+    let looking = looks.then(|| {
         let (path, before) = (work.workspace.path.clone(), work.before.take());
-        let unknown = work.before_unknown;
         tokio::task::spawn_blocking(move || {
-            if before.is_none() && !unknown {
-                return (None, Changes::default());
-            }
             crate::kill_point!("runner::look_after");
             match (crate::git::look(&path), before) {
                 (Some(after), Some(before)) => {
@@ -124,7 +121,7 @@ async fn work(mut work: Work) -> Ended {
                 (None, _) => (None, Changes::default()),
             }
         })
-    };
+    });
     let mut survivors = false;
     let mut kept = None;
     let mut record = None;
@@ -175,9 +172,12 @@ async fn work(mut work: Work) -> Ended {
         let (path, absent) = (work.workspace.path.clone(), std::mem::take(&mut work.absent));
         let _ = tokio::task::spawn_blocking(move || leftovers::remove(&path, &absent)).await;
     }
-    let (late, (after, changes)) = match tokio::time::timeout(LOOK_WAIT, looking).await {
-        Ok(looked) => (false, looked.unwrap_or_default()),
-        Err(_) => (true, Default::default()),
+    let (late, (after, changes)) = match looking {
+        None => (false, Default::default()),
+        Some(looking) => match tokio::time::timeout(LOOK_WAIT, looking).await {
+            Ok(looked) => (false, looked.unwrap_or_default()),
+            Err(_) => (true, Default::default()),
+        },
     };
     Ended { engine: kept, after, changes, late, survivors, record, told: false }
 }

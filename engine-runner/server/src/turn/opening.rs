@@ -163,6 +163,10 @@ impl Turn {
         if self.looked {
             return;
         }
+        if !crate::git::may_be_in_worktree(&self.workspace.path) {
+            self.looked = true;
+            return;
+        }
         let (path, results) = (self.workspace.path.clone(), self.results.clone());
         self.context.tasks.spawn(async move {
             let looking = tokio::task::spawn_blocking(move || {

@@ -27,6 +27,61 @@ async fn hold(store: &SqliteStore) -> (mpsc::Sender<()>, tokio::task::JoinHandle
     (release, holder)
 }
 
+/// A command that adds a row, in a lane.
+fn insert(store: &SqliteStore, lane: Lane, name: &'static str) -> tokio::task::JoinHandle<crate::Result<()>> {
+    let store = store.clone();
+    tokio::spawn(async move {
+        let command = move |scope: &mut Scope<'_>| {
+            let sql = "INSERT INTO meta (name, value) VALUES (?1, '')";
+            sql::execute(scope.connection, sql, [name]).map(|_| ())
+        };
+        store.inner.writer.run("test", lane, Cost { rows: 1, bytes: 1 }, command).await
+    })
+}
+
+#[tokio::test]
+async fn what_has_leisure_goes_with_the_next_batch_and_alone_after_a_while() {
+    let folder = Folder::new();
+    let store = folder.store();
+    let commits = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&commits);
+    let install = move |scope: &mut Scope<'_>| {
+        let count = move || {
+            counter.fetch_add(1, Ordering::SeqCst);
+            false
+        };
+        scope.connection.commit_hook(Some(count))?;
+        Ok(())
+    };
+    store.write("hook", install).await.unwrap();
+    let (release, holder) = hold(&store).await;
+    let leisure = insert(&store, Lane::Leisure, "leisure");
+    queued(&store, 1).await;
+    let before = commits.load(Ordering::SeqCst);
+    drop(release);
+    holder.await.unwrap().unwrap();
+    // The one that held the writer; what has leisure waits for company.
+    assert_eq!(commits.load(Ordering::SeqCst), before + 1);
+    assert!(!leisure.is_finished());
+    insert(&store, Lane::Interactive, "urgent").await.unwrap().unwrap();
+    leisure.await.unwrap().unwrap();
+    assert_eq!(commits.load(Ordering::SeqCst), before + 2);
+    // Nothing follows: it is committed all the same.
+    insert(&store, Lane::Leisure, "alone").await.unwrap().unwrap();
+    assert_eq!(commits.load(Ordering::SeqCst), before + 3);
+}
+
+#[tokio::test]
+async fn what_has_leisure_is_committed_before_the_store_closes() {
+    let folder = Folder::new();
+    let store = folder.store();
+    let leisure = insert(&store, Lane::Leisure, "leisure");
+    queued(&store, 1).await;
+    let closing = store.clone();
+    tokio::task::spawn_blocking(move || closing.inner.writer.close()).await.unwrap();
+    leisure.await.unwrap().unwrap();
+}
+
 /// Waits until so many commands wait.
 async fn queued(store: &SqliteStore, count: usize) {
     while store.inner.writer.waiting() < count {
