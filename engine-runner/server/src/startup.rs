@@ -1,7 +1,12 @@
 //! The start of a runner: what an earlier one left is taken up, in the order turns, idle engines, dead keepers.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
+use futures::{StreamExt as _, stream};
 use roundhouse_engines::{NativeRef, TranslatorOpen};
 use roundhouse_process::{KeeperFound, KeeperState, Request, Response, close_dead, scan};
 
@@ -16,6 +21,9 @@ use crate::{
 
 /// Time that the sweep of one dead keeper may take.
 const SWEEP: Duration = Duration::from_secs(5);
+
+/// Turns, and sessions, that are taken up at once.
+const AT_ONCE: usize = 32;
 
 /// Pause between two tries to read a turn.
 const AGAIN: Duration = Duration::from_secs(5);
@@ -33,19 +41,15 @@ pub(crate) async fn recover(runner: &Arc<Runner>) -> Result<(), Error> {
         let found = scan(&context.state.spools(&session_id), context.state.runner_id()).unwrap_or_default();
         left.extend(found.into_iter().map(|keeper| keeper.spool_id));
     }
-    let mut held = HashSet::new();
+    let mut open = Vec::new();
     for turn_id in names(context.state.turns())? {
         if !context.state.journal(&turn_id).exists() {
             continue;
         }
-        match turn::recover(context, &turn_id).await {
-            Ok(Some(handle)) => {
-                if !handle.hub.ended() {
-                    held.extend(spool_of(context, &turn_id));
-                }
-                runner.insert(handle);
-            }
-            Ok(None) => {}
+        match turn::read(context, &turn_id).await {
+            Ok(turn::Read::Open(found)) => open.push(found),
+            Ok(turn::Read::Ended(handle)) => runner.insert(handle),
+            Ok(turn::Read::Nothing) => {}
             Err(error) => {
                 tracing::error!(
                     turn = turn_id,
@@ -56,20 +60,37 @@ pub(crate) async fn recover(runner: &Arc<Runner>) -> Result<(), Error> {
             }
         }
     }
-    for session_id in names(context.state.sessions())? {
-        let found = match scan(&context.state.spools(&session_id), context.state.runner_id()) {
-            Ok(found) => found,
-            Err(error) => {
-                tracing::warn!(session = session_id, error = chain(&error), "keepers cannot be listed");
-                continue;
+    // Each may have a keeper that is stopped and has to be waited for: one does not wait for the other.
+    let held = Mutex::new(HashSet::new());
+    let hold = |spool_id| held.lock().unwrap_or_else(PoisonError::into_inner).extend(spool_id);
+    stream::iter(open)
+        .for_each_concurrent(AT_ONCE, async |found| {
+            let turn_id = found.turn_id().to_owned();
+            if let Some(handle) = found.take_up(context).await {
+                if !handle.hub.ended() {
+                    hold(spool_of(context, &turn_id));
+                }
+                runner.insert(handle);
             }
-        };
-        for keeper in found {
-            if left.contains(&keeper.spool_id) && !held.contains(&keeper.spool_id) {
-                settle(runner, &session_id, keeper).await;
+        })
+        .await;
+    let held = held.into_inner().unwrap_or_else(PoisonError::into_inner);
+    stream::iter(names(context.state.sessions())?)
+        .for_each_concurrent(AT_ONCE, async |session_id| {
+            let found = match scan(&context.state.spools(&session_id), context.state.runner_id()) {
+                Ok(found) => found,
+                Err(error) => {
+                    tracing::warn!(session = session_id, error = chain(&error), "keepers cannot be listed");
+                    return;
+                }
+            };
+            for keeper in found {
+                if left.contains(&keeper.spool_id) && !held.contains(&keeper.spool_id) {
+                    settle(runner, &session_id, keeper).await;
+                }
             }
-        }
-    }
+        })
+        .await;
     clear_temporary(context)
 }
 

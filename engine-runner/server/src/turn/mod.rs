@@ -37,7 +37,7 @@ use tokio::sync::{mpsc, oneshot};
 
 pub(crate) use self::{
     actor::{Start, spawn},
-    recovery::recover,
+    recovery::{Read, read, recover},
     state::State,
 };
 use crate::{

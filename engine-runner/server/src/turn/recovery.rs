@@ -130,11 +130,29 @@ fn plan(state: &State, keeper: Seen) -> Plan {
     }
 }
 
-/// Takes up a turn that an earlier runner left. None: nothing of it is left to be known.
+/// A turn that an earlier runner left, as its journal tells it; nobody has looked at its process yet.
+pub(crate) struct Found {
+    turn_id: String,
+    journal: Journal,
+    state: State,
+}
+
+/// What reading a turn's journal came to.
+pub(crate) enum Read {
+    /// Nothing of it is left to be known.
+    Nothing,
+    /// It has ended, and waits for its Acknowledge.
+    Ended(Handle),
+    /// It goes on.
+    Open(Box<Found>),
+}
+
+/// Reads a turn that an earlier runner left. What it knows of its session is written down: one turn of a session after the
+/// other.
 ///
 /// # Errors
 /// [`Error::Storage`] when its journal cannot be read.
-pub(crate) async fn recover(context: &Arc<Context>, turn_id: &str) -> Result<Option<Handle>, Error> {
+pub(crate) async fn read(context: &Arc<Context>, turn_id: &str) -> Result<Read, Error> {
     let path = context.state.journal(turn_id);
     let reading = path.clone();
     let (journal, records) = tokio::task::spawn_blocking(move || Journal::recover(&reading))
@@ -148,41 +166,67 @@ pub(crate) async fn recover(context: &Arc<Context>, turn_id: &str) -> Result<Opt
             .await
             .map_err(|error| Error::Internal(format!("recovery task: {error}")))??;
     }
-    let Some(open) = state.open.clone() else {
+    if state.open.is_none() {
         discard(context, turn_id).await;
-        return Ok(None);
-    };
-    let directory = state.process.as_ref().map(|p| context.state.spool(&p.session_id, &p.spool_id));
-    let keeper = match &directory {
-        Some(directory) => see(directory, context.state.runner_id()).await,
-        None => Seen::Missing,
-    };
-    let plan = plan(&state, keeper);
-    tracing::info!(turn = turn_id, ?plan, "turn found");
-    if plan == Plan::Ended {
-        return Ok(ended(turn_id, &state, path));
+        return Ok(Read::Nothing);
     }
-    if plan == Plan::Discard {
-        if let Some(directory) = directory.filter(|directory| directory.is_dir()) {
-            let owner = context.state.runner_id().to_owned();
-            let _ =
-                tokio::task::spawn_blocking(move || close_dead(&directory, &owner, Duration::from_secs(5)))
-                    .await;
+    if state.terminal.is_some() {
+        return Ok(ended(turn_id, &state, path).map_or(Read::Nothing, Read::Ended));
+    }
+    Ok(Read::Open(Box::new(Found { turn_id: turn_id.to_owned(), journal, state })))
+}
+
+/// Takes up a turn that an earlier runner left. None: nothing of it is left to be known.
+///
+/// # Errors
+/// [`Error::Storage`] when its journal cannot be read.
+pub(crate) async fn recover(context: &Arc<Context>, turn_id: &str) -> Result<Option<Handle>, Error> {
+    Ok(match read(context, turn_id).await? {
+        Read::Nothing => None,
+        Read::Ended(handle) => Some(handle),
+        Read::Open(found) => found.take_up(context).await,
+    })
+}
+
+impl Found {
+    /// Its id.
+    pub(crate) fn turn_id(&self) -> &str {
+        &self.turn_id
+    }
+
+    /// Takes it up, which may take as long as a keeper may be silent. None: nothing of it is left to be known.
+    pub(crate) async fn take_up(self, context: &Arc<Context>) -> Option<Handle> {
+        let Self { turn_id, journal, state } = self;
+        let open = state.open.clone()?;
+        let directory = state.process.as_ref().map(|p| context.state.spool(&p.session_id, &p.spool_id));
+        let keeper = match &directory {
+            Some(directory) => see(directory, context.state.runner_id()).await,
+            None => Seen::Missing,
+        };
+        let plan = plan(&state, keeper);
+        tracing::info!(turn = turn_id, ?plan, "turn found");
+        if plan == Plan::Discard {
+            if let Some(directory) = directory.filter(|directory| directory.is_dir()) {
+                let owner = context.state.runner_id().to_owned();
+                let _ = tokio::task::spawn_blocking(move || {
+                    close_dead(&directory, &owner, Duration::from_secs(5))
+                })
+                .await;
+            }
+            discard(context, &turn_id).await;
+            return None;
         }
-        discard(context, turn_id).await;
-        return Ok(None);
+        let workspace = workspace(context, &open.workspace);
+        if let Err(error) = context.slots.take(&turn_id, &workspace.path) {
+            tracing::error!(turn = turn_id, error = chain(&error), "two turns are found in one workspace");
+        }
+        let process = state.process.clone();
+        let (mut turn, handle) = build(context, Start { turn_id, workspace, journal, state })?;
+        turn.take_up(plan, process).await;
+        turn.update_facts();
+        context.tasks.spawn(turn.run());
+        Some(handle)
     }
-    let workspace = workspace(context, &open.workspace);
-    if let Err(error) = context.slots.take(turn_id, &workspace.path) {
-        tracing::error!(turn = turn_id, error = chain(&error), "two turns are found in one workspace");
-    }
-    let process = state.process.clone();
-    let start = Start { turn_id: turn_id.to_owned(), workspace, journal, state };
-    let Some((mut turn, handle)) = build(context, start) else { return Ok(None) };
-    turn.take_up(plan, process).await;
-    turn.update_facts();
-    context.tasks.spawn(turn.run());
-    Ok(Some(handle))
 }
 
 /// What taking hold of a live keeper came to.

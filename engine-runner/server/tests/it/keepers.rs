@@ -1,13 +1,14 @@
 //! Keepers that a runner must leave alone: what they hold is nobody else's while they live.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use pretty_assertions::assert_eq;
 use roundhouse_proto::engine::v1::{FailureReason, Outcome, ProcessFact, event_body::Kind};
 use roundhouse_test_support::wait_until;
 use tokio::time::Instant;
 
-use crate::rig::{BOUND, Rig, Turn, names, reason, signal, terminal};
+use crate::rig::{BOUND, Rig, Turn, With, names, reason, signal, terminal};
 
 /// A turn with or without a message, and its process; the runner is dead, and the keeper a newer program's.
 async fn left_by_a_newer(rig: &mut Rig, message: Option<&str>) -> (Turn, ProcessFact) {
@@ -99,4 +100,42 @@ async fn s47_a_lost_turn_keeps_its_workspace_while_its_keeper_lives() {
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     }
     assert!(std::fs::read_dir(rig.state.join("held")).unwrap().next().is_none());
+}
+
+#[tokio::test]
+async fn at_the_start_one_stopped_keeper_is_not_waited_for_after_the_other() {
+    let silence = Duration::from_secs(2);
+    let mut rig = Rig::with(With::set("keeper_timeout", "2s")).await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let mut turns = Vec::new();
+    for n in 0..6 {
+        let mut turn = Turn::new(&rig, &format!("cnv_{n}"), &format!("ses_{n}"), &format!("trn_{n}"), 1);
+        let workspace = rig.work.join(format!("w{n}"));
+        std::fs::create_dir(&workspace).unwrap();
+        turn.request.workspace = workspace.display().to_string();
+        turn.open(&mut client).await.unwrap();
+        turn.send(&mut client, "[[text:said]] [[stall]]").await.unwrap();
+        let mut follower = turn.follow(&mut client, 0, false).await.unwrap();
+        follower.until(|kind| matches!(kind, Kind::Text(_))).await.unwrap();
+        let keeper = turn.inspect(&mut client).await.unwrap().process.unwrap().keeper_pid;
+        signal(u32::try_from(keeper).unwrap(), "STOP").unwrap();
+        turns.push(turn);
+    }
+    rig.service.kill().await.unwrap();
+    let begin = Instant::now();
+    rig.again().await.unwrap();
+    let took = begin.elapsed();
+    assert!(
+        took < silence * 4,
+        "{took:?} for {} stopped keepers that may be silent for {silence:?}",
+        turns.len()
+    );
+    let mut client = rig.client().await.unwrap();
+    for turn in &turns {
+        let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
+        let failure = terminal(&events).unwrap().failure.clone().unwrap();
+        assert!(failure.retryable, "{failure:?}");
+        let said = names(&events).iter().filter(|name| name.starts_with("text")).count();
+        assert_eq!(said, 1, "{:?}", names(&events));
+    }
 }
