@@ -20,6 +20,8 @@ mod error;
 mod facts;
 mod failpoint;
 mod fingerprint;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod git;
 pub mod grpc;
 mod holds;

@@ -6,3 +6,6 @@ pub(crate) mod lingering;
 pub mod service;
 pub mod status;
 pub mod to_proto;
+
+#[cfg(test)]
+mod interleavings;

@@ -300,7 +300,7 @@ impl EngineRunnerService for Service {
 }
 
 /// Replays the journal after a number, then follows. Ends after the terminal event, or when nobody listens any more.
-async fn follow(
+pub(super) async fn follow(
     hub: Arc<Hub>,
     after: u64,
     partials: bool,
@@ -311,6 +311,7 @@ async fn follow(
     // The long way first, without a queue that could overflow meanwhile.
     loop {
         let upto = hub.last();
+        point().await;
         if !replay(&mut reader, &mut sent, upto, &items).await? {
             return Ok(());
         }
@@ -318,7 +319,9 @@ async fn follow(
             break;
         }
     }
+    point().await;
     let mut subscription = hub.subscribe(partials);
+    point().await;
     if !replay(&mut reader, &mut sent, subscription.upto, &items).await? {
         return Ok(());
     }
@@ -350,6 +353,12 @@ async fn follow(
     }
 }
 
+/// Where the turn may go on while a reader is at work: nothing, but in the test of all interleavings.
+async fn point() {
+    #[cfg(test)]
+    super::interleavings::point().await;
+}
+
 /// Sends the journal's entries after `sent` up to a number; false when nobody listens any more, or the end was sent: it
 /// may stand there twice, for readers that hold more than the first.
 async fn replay(
@@ -359,6 +368,7 @@ async fn replay(
     items: &mpsc::Sender<Result<proto::StreamEventsResponse, Status>>,
 ) -> Result<bool, Error> {
     while *sent < upto {
+        point().await;
         let Some(entry) = reader.next_entry()? else { break };
         if entry.number <= *sent {
             continue;

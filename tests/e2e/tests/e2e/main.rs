@@ -19,6 +19,7 @@ mod damage;
 mod durability;
 mod examples;
 mod failpoints;
+mod flood;
 mod grpc;
 mod hostile;
 mod hosts;

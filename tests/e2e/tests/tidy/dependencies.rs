@@ -22,6 +22,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("test-support", &["proto", "models"]),
     ("e2e", &["proto", "models", "test-support"]),
     ("bench", &["proto", "models", "test-support"]),
+    ("fuzz", &["engines", "process", "engine-runner"]),
 ];
 
 /// What a crate may use for its own tests beside that.

@@ -51,9 +51,18 @@ pub(crate) fn plain<D: Dialect>(engine: &mut D, marker: &Marker) -> Result<(), S
             engine.core_mut().out.split(bytes, Duration::from_millis(number("delay", 0)?));
         }
         "stderr" => {
-            let text =
-                if marker.payload.is_some() { marker.text("") + "\n" } else { filler(number("bytes", 0)?) };
-            let _ = std::io::stderr().write_all(text.as_bytes());
+            if marker.payload.is_some() {
+                let _ = std::io::stderr().write_all((marker.text("") + "\n").as_bytes());
+            } else {
+                // In whole lines, so that what is written is the same as in one piece, and memory stays flat.
+                let piece = filler(64 * 1024);
+                let mut left = usize::try_from(number("bytes", 0)?).unwrap_or(0);
+                while left > 0 {
+                    let part = left.min(piece.len());
+                    let _ = std::io::stderr().write_all(&piece.as_bytes()[..part]);
+                    left -= part;
+                }
+            }
         }
         "pause" => {
             engine.wait_until(Some(Duration::from_millis(number("ms", 0)?)), |_| false)?;
