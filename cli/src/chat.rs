@@ -28,7 +28,7 @@ use crate::chat::input::{Input, Mode, Typed};
 pub(crate) use crate::chat::screen::came_to_be;
 use crate::chat::screen::{Screen, so_far};
 use crate::chat::sender::{Became, Sender, Wish};
-use crate::chat::slash::{HELP, Line, understand};
+use crate::chat::slash::{HELP, Line, Question, understand};
 use crate::client::{self, Client, call, incomplete};
 use crate::commands::follow::{Waits, ended, exit_of};
 use crate::commands::send::{Place, conversation, too_long};
@@ -74,6 +74,8 @@ pub(crate) async fn run(client: Client, args: ChatArgs, output: Output) -> Resul
         active: None,
         cancelling: None,
         asked: Vec::new(),
+        answered: HashSet::new(),
+        settled_elsewhere: false,
         last: None,
         outcome: Exit::Done,
         waits: None,
@@ -120,6 +122,10 @@ struct Chat {
     cancelling: Option<String>,
     /// Permission requests that wait for an answer, oldest first.
     asked: Vec<engine::PermissionRequestEvent>,
+    /// Those that were answered from here.
+    answered: HashSet<String>,
+    /// Whether a question was settled without an answer from here, and nothing was typed since.
+    settled_elsewhere: bool,
     /// The turn that ended last.
     last: Option<String>,
     /// How the last turn that was asked for here ended.
@@ -159,6 +165,7 @@ impl Chat {
         } else {
             self.screen.note(&format!("conversation {}", self.id));
         }
+        self.screen.told(&listed.messages);
         self.last = listed.messages.last().map(|message| message.turn_id.clone());
         self.active = Some(known.active_turn_id.clone()).filter(|turn| !turn.is_empty());
         self.open.extend(self.active.clone());
@@ -267,15 +274,25 @@ impl Chat {
             Typed::Line(line) => line,
         };
         self.warned = false;
-        match understand(&line, !self.asked.is_empty()) {
+        let settled_elsewhere = std::mem::take(&mut self.settled_elsewhere);
+        let question = match (self.asked.is_empty(), settled_elsewhere) {
+            (false, _) => Question::Waits,
+            (true, true) => Question::Gone,
+            (true, false) => Question::None,
+        };
+        match understand(&line, question) {
             Line::Nothing => {}
             Line::Say(text) => self.say(text),
             Line::Answer(decision, feedback) => {
                 let permission = self.asked.first().map(|asked| asked.request_id.clone());
                 let permission = permission.unwrap_or_default();
+                self.answered.insert(permission.clone());
                 self.order(Wish::Answer { permission, decision, feedback });
             }
             Line::NoAnswer => self.screen.note("y or n? (n may be followed by why; /cancel ends the turn)"),
+            Line::TooLate => self.screen.note(
+                "the question was answered already, so this was not sent; type it again to send it as a message",
+            ),
             Line::Agent(None) => self.agents().await,
             Line::Agent(Some(name)) => self.choose(name).await,
             Line::Sessions => self.sessions().await,
@@ -440,9 +457,16 @@ impl Chat {
         match kind {
             Kind::PermissionRequest(asked) => self.asked.push(asked.clone()),
             Kind::PermissionAnswer(answer) => {
+                let elsewhere = !self.answered.remove(&answer.request_id);
+                let before = self.asked.len();
                 self.asked.retain(|asked| asked.request_id != answer.request_id);
+                self.settled_elsewhere |= elsewhere && self.asked.len() < before;
             }
-            Kind::Terminal(_) => self.asked.clear(),
+            Kind::Terminal(_) => {
+                self.settled_elsewhere |=
+                    self.asked.iter().any(|asked| !self.answered.contains(&asked.request_id));
+                self.asked.clear();
+            }
             Kind::Session(_)
             | Kind::Phase(_)
             | Kind::Text(_)

@@ -90,9 +90,16 @@ impl Output {
     }
 }
 
-/// Without control characters other than line ends and tabs.
+/// Whether a character may do something to a terminal other than to be shown: control characters, those that turn the
+/// direction of what follows (a command could be shown as another one), and those that some terminals take for line
+/// ends.
+fn harms(c: char) -> bool {
+    let turns = matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    (c.is_control() && !matches!(c, '\n' | '\t')) || turns || matches!(c, '\u{2028}' | '\u{2029}')
+}
+
+/// Without what may do something to a terminal; line ends and tabs stay.
 pub(crate) fn harmless(text: &str) -> Cow<'_, str> {
-    let harms = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
     if text.contains(harms) { Cow::Owned(text.replace(harms, "\u{fffd}")) } else { Cow::Borrowed(text) }
 }
 
@@ -119,7 +126,7 @@ pub(crate) fn table(headings: &[&str], rows: Vec<Vec<String>>, none: &str) -> St
 pub(crate) fn first_line(text: &str, max: usize) -> String {
     let line = text.trim_start().lines().next().unwrap_or("");
     let more = line.chars().count() > max || text.trim().lines().count() > 1;
-    let cut: String = line.chars().take(max).filter(|c| !c.is_control()).collect();
+    let cut: String = line.chars().take(max).filter(|c| !c.is_control() && !harms(*c)).collect();
     if more { format!("{cut}…") } else { cut }
 }
 
@@ -138,6 +145,13 @@ mod tests {
     fn a_terminal_gets_no_control_characters() {
         assert_eq!(harmless("a\tb\né"), "a\tb\né");
         assert_eq!(harmless("a\u{1b}[2Jb\r"), "a\u{fffd}[2Jb\u{fffd}");
+        assert_eq!(harmless("\u{9b}31m\u{7f}"), "\u{fffd}31m\u{fffd}");
+        for turn in ('\u{202a}'..='\u{202e}').chain('\u{2066}'..='\u{2069}').chain('\u{2028}'..='\u{2029}') {
+            assert_eq!(harmless(&format!("rm {turn}x")), "rm \u{fffd}x");
+            assert_eq!(first_line(&format!("rm {turn}x"), 10), "rm x");
+        }
+        // What right-to-left text itself needs stays.
+        assert_eq!(harmless("\u{200f}\u{05e9}"), "\u{200f}\u{05e9}");
     }
 
     #[test]

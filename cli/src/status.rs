@@ -145,8 +145,9 @@ impl From<Status> for Failure {
         let mut metadata: Vec<(String, String)> =
             info.as_ref().map(|info| info.metadata.clone().into_iter().collect()).unwrap_or_default();
         metadata.sort();
+        let alien = info.is_none() && no_grpc(&status);
         let mut failure = Self(Box::new(Told {
-            exit: exit_of(status.code(), reason),
+            exit: if alien { Exit::Unreachable } else { exit_of(status.code(), reason) },
             code: code_name(status.code()).to_owned(),
             reason: info.map(|info| info.reason).unwrap_or_default(),
             message: message_of(&status),
@@ -155,9 +156,25 @@ impl From<Status> for Failure {
             retry_after: status.get_details_retry_info().and_then(|info| info.retry_delay),
             metadata,
         }));
-        failure.next = next_of(status.code(), reason, &failure);
+        failure.next = if alien {
+            Some("what listens there speaks no gRPC: is that the control plane's address? --server is written \
+                 http://HOST:PORT, with port 7450 unless told otherwise; TLS is not spoken yet".to_owned())
+        } else {
+            next_of(status.code(), reason, &failure)
+        };
         failure
     }
+}
+
+/// Whether somebody took the connection who is no gRPC server: one of another protocol breaks it off or says what no
+/// HTTP/2 is, another HTTP/2 server answers without what gRPC wants.
+fn no_grpc(status: &Status) -> bool {
+    if status.message().contains("grpc-status header missing") {
+        return true;
+    }
+    // A connection that did not come about is unavailable, and one that broke later, too.
+    status.code() != Code::Unavailable
+        && std::error::Error::source(status).is_some_and(|cause| cause.is::<tonic::transport::Error>())
 }
 
 fn reason_of(name: &str) -> Option<ErrorReason> {

@@ -1,6 +1,6 @@
 //! What a conversation looks like.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use roundhouse_proto::control::v1 as control;
 use roundhouse_proto::control::v1::stream_events_response::Item;
@@ -24,6 +24,8 @@ pub(super) struct Screen {
     turns: HashMap<String, control::Turn>,
     /// What the terminal event of a turn says of the time of its work.
     worked: HashMap<String, i64>,
+    /// Messages that were shown.
+    told: HashSet<String>,
 }
 
 impl Screen {
@@ -36,7 +38,13 @@ impl Screen {
             sessions: HashMap::new(),
             turns: HashMap::new(),
             worked: HashMap::new(),
+            told: HashSet::new(),
         }
+    }
+
+    /// These messages were shown already.
+    pub(super) fn told(&mut self, messages: &[control::Message]) {
+        self.told.extend(messages.iter().map(|message| message.message_id.clone()));
     }
 
     /// A line beside what is said.
@@ -131,8 +139,8 @@ impl Screen {
 
     fn message(&mut self, message: &control::Message, own: bool) {
         let asked = message.role == control::Role::User as i32;
-        // Told once, when it arrives; a second time it comes when it gets its place.
-        if asked && !own && message.position.is_none() {
+        // Told once. It comes when it arrives, with its place if nothing was before it, and else again when it gets one.
+        if self.told.insert(message.message_id.clone()) && asked && !own {
             self.note(&format!("{}: {}", message.actor, message.text.trim_end()));
         }
     }

@@ -21,6 +21,8 @@ pub(super) enum Line {
     Answer(PermissionDecision, String),
     /// Neither yes nor no, and one of them is wanted.
     NoAnswer,
+    /// An answer to a question that somebody else has answered meanwhile.
+    TooLate,
     Agent(Option<String>),
     Sessions,
     Cancel,
@@ -30,8 +32,19 @@ pub(super) enum Line {
     Unknown(String),
 }
 
-/// Understands a line. `asked` is whether a permission request waits.
-pub(super) fn understand(line: &str, asked: bool) -> Line {
+/// What a line may be the answer to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Question {
+    None,
+    /// A permission request waits.
+    Waits,
+    /// One that was shown was settled without a word from here, and nothing was typed since.
+    Gone,
+}
+
+/// Understands a line.
+pub(super) fn understand(line: &str, question: Question) -> Line {
+    let asked = question == Question::Waits;
     let trimmed = line.trim();
     if trimmed.is_empty() {
         return Line::Nothing;
@@ -42,10 +55,12 @@ pub(super) fn understand(line: &str, asked: bool) -> Line {
     if trimmed.starts_with('/') {
         return command(trimmed);
     }
-    if asked {
-        return answer(trimmed);
+    match question {
+        Question::Waits => answer(trimmed),
+        // Typed for the question, most likely, and no message that an agent can use.
+        Question::Gone if matches!(answer(trimmed), Line::Answer(..)) => Line::TooLate,
+        Question::Gone | Question::None => Line::Say(line.to_owned()),
     }
-    Line::Say(line.to_owned())
 }
 
 fn command(line: &str) -> Line {
@@ -78,28 +93,41 @@ mod tests {
 
     #[test]
     fn a_slash_is_ours_and_two_are_the_agents() {
-        assert_eq!(understand("  ", false), Line::Nothing);
-        assert_eq!(understand(" keep  my blanks ", false), Line::Say(" keep  my blanks ".to_owned()));
-        assert_eq!(understand("//clear it", false), Line::Say("/clear it".to_owned()));
-        assert_eq!(understand("/agent", false), Line::Agent(None));
-        assert_eq!(understand("/agent  builder ", true), Line::Agent(Some("builder".to_owned())));
-        assert_eq!(understand("/quit", true), Line::Quit);
-        assert_eq!(understand("/clear", false), Line::Unknown("/clear".to_owned()));
-        assert_eq!(understand("/quit now", false), Line::Unknown("/quit now".to_owned()));
+        assert_eq!(understand("  ", Question::None), Line::Nothing);
+        assert_eq!(
+            understand(" keep  my blanks ", Question::None),
+            Line::Say(" keep  my blanks ".to_owned())
+        );
+        assert_eq!(understand("//clear it", Question::None), Line::Say("/clear it".to_owned()));
+        assert_eq!(understand("/agent", Question::None), Line::Agent(None));
+        assert_eq!(understand("/agent  builder ", Question::Waits), Line::Agent(Some("builder".to_owned())));
+        assert_eq!(understand("/quit", Question::Waits), Line::Quit);
+        assert_eq!(understand("/clear", Question::None), Line::Unknown("/clear".to_owned()));
+        assert_eq!(understand("/quit now", Question::None), Line::Unknown("/quit now".to_owned()));
     }
 
     #[test]
     fn only_a_clear_yes_allows() {
         let allow = Line::Answer(PermissionDecision::Allow, String::new());
         let deny = |why: &str| Line::Answer(PermissionDecision::Deny, why.to_owned());
-        assert_eq!(understand("y", true), allow);
-        assert_eq!(understand(" YES ", true), allow);
-        assert_eq!(understand("n", true), deny(""));
-        assert_eq!(understand("no not there", true), deny("not there"));
-        assert_eq!(understand("yes but", true), Line::NoAnswer);
-        assert_eq!(understand("hello", true), Line::NoAnswer);
-        assert_eq!(understand("//y", true), Line::NoAnswer);
+        assert_eq!(understand("y", Question::Waits), allow);
+        assert_eq!(understand(" YES ", Question::Waits), allow);
+        assert_eq!(understand("n", Question::Waits), deny(""));
+        assert_eq!(understand("no not there", Question::Waits), deny("not there"));
+        assert_eq!(understand("yes but", Question::Waits), Line::NoAnswer);
+        assert_eq!(understand("hello", Question::Waits), Line::NoAnswer);
+        assert_eq!(understand("//y", Question::Waits), Line::NoAnswer);
         // Without a question these are words like any other.
-        assert_eq!(understand("y", false), Line::Say("y".to_owned()));
+        assert_eq!(understand("y", Question::None), Line::Say("y".to_owned()));
+    }
+
+    #[test]
+    fn an_answer_that_comes_too_late_is_no_message() {
+        for late in ["y", " Yes ", "n", "no not there"] {
+            assert_eq!(understand(late, Question::Gone), Line::TooLate, "{late}");
+        }
+        assert_eq!(understand("yes but", Question::Gone), Line::Say("yes but".to_owned()));
+        assert_eq!(understand("//y", Question::Gone), Line::Say("/y".to_owned()));
+        assert_eq!(understand("/quit", Question::Gone), Line::Quit);
     }
 }

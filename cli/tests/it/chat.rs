@@ -220,6 +220,76 @@ async fn y_allows_at_a_terminal_and_ctrl_c_cancels_and_then_leaves() {
     assert_eq!(cancelled, ["trn_1"], "the second one leaves");
 }
 
+fn settled(seq: u64, request_id: &str) -> Step {
+    event(
+        seq,
+        Kind::PermissionAnswer(engine::PermissionAnswerEvent {
+            request_id: request_id.to_owned(),
+            decision: engine::PermissionDecision::Allow.into(),
+            ..engine::PermissionAnswerEvent::default()
+        }),
+    )
+}
+
+/// Another terminal asks while nothing is at work here: what it said is shown, and what its agent asks; and an answer
+/// that comes after another one is no message.
+#[tokio::test]
+async fn an_idle_chat_shows_what_others_ask_and_sends_no_late_answer_as_a_message() {
+    let message = control::Message {
+        message_id: "msg_7".to_owned(),
+        conversation_id: "cnv_1".to_owned(),
+        position: Some(1),
+        seq: 1,
+        role: control::Role::User.into(),
+        actor: "ann".to_owned(),
+        text: "make it".to_owned(),
+        turn_id: "trn_1".to_owned(),
+        ..control::Message::default()
+    };
+    let said = |cursor: &str| {
+        Step::Say(Box::new(control::StreamEventsResponse {
+            cursor: cursor.to_owned(),
+            at: None,
+            item: Some(Item::Message(message.clone())),
+        }))
+    };
+    let server = serve(|state| {
+        state.streams.push_back(vec![
+            said("c0"),
+            turn_item("c1", TurnStatus::Running),
+            said("c2"),
+            question(2, "spl_1.1"),
+            settled(3, "spl_1.1"),
+            terminal(4, engine::Outcome::Completed),
+            Step::Hang,
+        ]);
+    });
+    let mut terminal = Terminal::start(&["--server", &server.url(), "chat", "--no-history", "cnv_1"]);
+    terminal.expect("ann: make it");
+    terminal.expect("make it so");
+    terminal.expect("y or n?");
+    terminal.expect("completed");
+    terminal.expect("> ");
+    terminal.keys("y\r");
+    terminal.expect("answered already, so this was not sent");
+    terminal.expect("> ");
+    assert_eq!(server.fake.state().send_requests.len(), 0);
+    // Said again it is meant.
+    terminal.keys("y\r");
+    let since = Instant::now();
+    while server.fake.state().send_requests.is_empty() {
+        assert!(since.elapsed() < BOUND, "it is not sent");
+        tokio::task::yield_now().await;
+    }
+    terminal.keys("/quit\r");
+    terminal.keys("\u{3}\u{3}");
+    let (_, all) = terminal.ended().await;
+    assert_eq!(all.matches("ann: make it").count(), 1, "once: {all}");
+    let texts: Vec<_> = server.fake.state().send_requests.iter().map(|sent| sent.text.clone()).collect();
+    assert_eq!(texts, ["y"]);
+    assert!(server.fake.state().answer_requests.is_empty());
+}
+
 #[tokio::test]
 async fn a_history_of_typed_lines_is_kept_for_the_next_chat_and_nobody_else() {
     use std::os::unix::fs::PermissionsExt as _;

@@ -77,6 +77,34 @@ async fn ids_of_the_wrong_kind_are_told_in_words_of_the_command_line() {
 }
 
 #[tokio::test]
+async fn what_speaks_no_grpc_is_unreachable_and_says_what_may_be_wrong() {
+    use std::io::{Read as _, Write as _};
+    // A server of another protocol: it answers as HTTP/1, or breaks off without a word.
+    for answer in [&b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"[..], b""] {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("binds");
+        let address = listener.local_addr().expect("has an address").to_string();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let Ok(mut stream) = stream else { return };
+                let mut head = [0u8; 64];
+                let _ = stream.read(&mut head);
+                let _ = stream.write_all(answer);
+            }
+        });
+        let ended = run(&["--server", &address, "runners"]).await;
+        assert_eq!(ended.code, 6, "{ended:?}");
+        assert!(ended.stderr.contains("next: ") && ended.stderr.contains("--server"), "{ended:?}");
+        if !answer.is_empty() {
+            assert!(ended.stderr.contains("speaks no gRPC"), "{ended:?}");
+        }
+    }
+    // Nobody at all.
+    let ended = run(&["--server", "127.0.0.1:1", "runners"]).await;
+    assert_eq!(ended.code, 6, "{ended:?}");
+    assert!(ended.stderr.contains("`roundhouse up` starts one"), "{ended:?}");
+}
+
+#[tokio::test]
 async fn a_token_goes_with_every_call_and_is_never_printed() {
     use std::os::unix::fs::PermissionsExt as _;
     let server = Fake::default().serve();

@@ -107,8 +107,9 @@ impl Reason {
                  The old session's files are kept for diagnosis."
             }
             Self::ContextTooLong => {
-                "Send the message to an agent with a larger context, or start a new session, which is given \
-                 the shared history within its budget."
+                "Shorten the message, or put what is long into a file and name it. If it is short already: send it to \
+                 an agent with a larger context, or start a new session, which is given the shared history within \
+                 its budget."
             }
             Self::Process => {
                 "Retry the turn. If it fails again, read the standard error in the error's details."

@@ -230,6 +230,11 @@ fn by_error(api: &ApiError, result: &ResultFacts) -> Failure {
             ..Failure::new(Reason::OutputInvalid, &message)
         },
         (_, Some(413)) => Failure::new(Reason::ContextTooLong, &message),
+        // The engine refuses it itself, without asking the model.
+        ("invalid_request", None) if message.starts_with("Prompt is too long") => Failure {
+            native_code: Some("prompt_too_long".to_owned()),
+            ..Failure::new(Reason::ContextTooLong, &message)
+        },
         ("server_error" | "overloaded", _) | (_, Some(408 | 500..)) => process(true, true),
         // The API did not like the request itself; the same request will not fare better.
         (_, Some(400..)) => Failure {

@@ -119,6 +119,14 @@ fn refused_request(message: &str) -> Failure {
     }
 }
 
+/// The failure of a turn whose message the engine did not take, with its words on that.
+pub(super) fn not_taken(error: &str) -> Failure {
+    // It counts the message and the context that is given along.
+    let long = error.starts_with("Input exceeds the maximum length");
+    let reason = if long { Reason::ContextTooLong } else { Reason::Process };
+    Failure::new(reason, limit::short(&format!("the engine did not take the message: {error}")))
+}
+
 /// The word was `other`: only the text is left.
 fn by_text(message: &str) -> Failure {
     if message.starts_with("Missing environment variable") {

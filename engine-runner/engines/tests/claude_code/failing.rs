@@ -61,6 +61,25 @@ fn every_row_of_the_error_table_has_its_reason() {
     }
 }
 
+/// What the engine refuses itself bears no status: nobody was asked.
+#[test]
+fn a_message_that_the_engine_finds_too_long_is_no_failure_of_a_process() {
+    let mut run = transcript("err_toolong");
+    for frame in &mut run.frames {
+        let Owned::Out(line) = frame else { continue };
+        let mut value: serde_json::Value = serde_json::from_slice(line).unwrap();
+        for name in ["api_error_status", "api_error_type", "terminal_reason"] {
+            value.as_object_mut().unwrap().remove(name);
+        }
+        *frame = Owned::line(&value);
+    }
+    let told = play(&run);
+    let failure = failure(&told);
+    let facts = (failure.reason, failure.retryable, failure.native_code.as_deref());
+    assert_eq!(facts, (Reason::ContextTooLong, false, Some("prompt_too_long")));
+    assert!(failure.what_to_do.contains("Shorten"), "{}", failure.what_to_do);
+}
+
 #[test]
 fn a_recovered_request_is_a_success_with_a_notice() {
     for name in ["err_once529", "err_cutonce", "err_cut"] {

@@ -255,7 +255,16 @@ fn a_refused_message_is_no_turn() {
     frames.push(crate::support::refusal(DELIVERY, "thread not found"));
     let told = play_frames(frames);
     assert_eq!(failure(&told).native_code.as_deref(), Some("refused"));
+    assert_eq!((failure(&told).reason, failure(&told).retryable), (Reason::Process, true));
     assert!(!end(&told).accepted);
+    // Too long it is as often as it is sent.
+    let mut frames = initialized();
+    frames.push(Owned::Intent(DELIVERY.into()));
+    let words = "Input exceeds the maximum length of 1048576 characters.";
+    frames.push(crate::support::refusal(DELIVERY, words));
+    let told = play_frames(frames);
+    assert_eq!((failure(&told).reason, failure(&told).retryable), (Reason::ContextTooLong, false));
+    assert!(failure(&told).message.contains(words));
 }
 
 #[test]

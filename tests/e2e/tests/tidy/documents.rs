@@ -134,7 +134,7 @@ fn links_between_documents_lead_to_files() {
     assert_none("links that lead nowhere", &dead);
 }
 
-/// The tests that a word of the table of pitfalls names: a module, a test, or all that begin alike.
+/// The tests that a word of a table of pitfalls names: a module, a test, or all that begin alike.
 fn tests_of(word: &str) -> Option<String> {
     let name = word.rsplit("::").next()?;
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_' || c == '*';
@@ -142,15 +142,24 @@ fn tests_of(word: &str) -> Option<String> {
 }
 
 #[test]
-fn every_pitfall_of_codex_names_tests_that_are_there() {
+fn every_pitfall_of_an_engine_names_tests_that_are_there() {
     let page = read("tests/README.md");
-    let section =
-        page.split("\n## ").find(|part| part.starts_with("Pitfalls of Codex")).expect("the section");
     let sources: String = tracked_files()
         .iter()
         .filter(|name| name.extension().is_some_and(|extension| extension == "rs"))
         .map(read)
         .collect();
+    let mut complaints = Vec::new();
+    for engine in ["Claude Code", "Codex"] {
+        let heading = format!("Pitfalls of {engine}, ");
+        let section = page.split("\n## ").find(|part| part.starts_with(&heading)).expect("the section");
+        complaints.extend(without_tests(engine, section, &sources));
+    }
+    assert_none("pitfalls without their tests", &complaints);
+}
+
+/// Rows of a table of pitfalls that name no test, or one that is not there.
+fn without_tests(engine: &str, section: &str, sources: &str) -> Vec<String> {
     let mut complaints = Vec::new();
     let rows: Vec<&str> =
         section.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| pitfall")).collect();
@@ -159,7 +168,7 @@ fn every_pitfall_of_codex_names_tests_that_are_there() {
         let Some((pitfall, tests)) = row.trim_matches(['|', ' ']).split_once(" | ") else { continue };
         let named: Vec<String> = tests.split('`').skip(1).step_by(2).filter_map(tests_of).collect();
         if named.is_empty() && !tests.starts_with("the same") {
-            complaints.push(format!("{pitfall}: no test"));
+            complaints.push(format!("{engine}: {pitfall}: no test"));
         }
         for name in named {
             let known = match name.strip_suffix('*') {
@@ -167,9 +176,9 @@ fn every_pitfall_of_codex_names_tests_that_are_there() {
                 None => sources.contains(&format!("fn {name}(")) || sources.contains(&format!("mod {name};")),
             };
             if !known && !name.starts_with('_') {
-                complaints.push(format!("{pitfall}: there is no test {name}"));
+                complaints.push(format!("{engine}: {pitfall}: there is no test {name}"));
             }
         }
     }
-    assert_none("pitfalls without their tests", &complaints);
+    complaints
 }

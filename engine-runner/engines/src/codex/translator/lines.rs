@@ -3,8 +3,9 @@
 use serde_json::Value;
 
 use crate::{
+    codex::classify,
     event::{Event, Notice, NoticeKind, Quota, QuotaStatus, RetryDetail, TextEvent},
-    failure::{Failure, Reason},
+    failure::Failure,
     limit::{self, BoundedText},
     translate::{DeliveryEnd, Output},
     wire,
@@ -120,9 +121,7 @@ impl CodexTranslator {
         out.push(Output::DeliveryEnded { delivery_id, end: DeliveryEnd::Cancelled });
         // A message for a turn that had just ended is no failure of that turn.
         if self.turn.id.is_none() && self.given.iter().all(|given| given.end.is_some()) {
-            let message = limit::short(&format!("the engine did not take the message: {error}"));
-            let failure =
-                Failure { native_code: Some("refused".to_owned()), ..Failure::new(Reason::Process, message) };
+            let failure = Failure { native_code: Some("refused".to_owned()), ..classify::not_taken(error) };
             self.refused_turn(failure, out);
         }
     }
