@@ -19,7 +19,7 @@ use crate::support::{Client, LIMIT, World, assert_whole, collect, ended, events,
 
 /// Another seed for a look by hand.
 const SEED: &str = "ROUNDHOUSE_TEST_SEED";
-const ROUNDS: u64 = 4;
+const ROUNDS: u64 = 3;
 /// Interleavings of a round: they share a server and its deaths.
 const CONVERSATIONS: u64 = 40;
 const MESSAGES: u64 = 4;
