@@ -132,3 +132,16 @@ async fn nothing_acknowledged_is_lost_or_doubled_while_services_die_at_random() 
     }
     Ok(())
 }
+
+/// Deaths of everybody, engines included, on an engine that obeys a script; as many as CI has time for.
+#[tokio::test]
+async fn two_hundred_random_deaths_break_nothing_that_clients_were_told() -> anyhow::Result<()> {
+    let seed = std::env::var(SEED).ok().and_then(|seed| seed.parse().ok()).unwrap_or(200);
+    let options = roundhouse_e2e::chaos::Options { seed, until: roundhouse_e2e::chaos::Until::Kills(200) };
+    let report = roundhouse_e2e::chaos::run(options).await?;
+    let deaths: usize = report.kills.values().sum();
+    assert!(deaths >= 200, "{report}");
+    assert!(report.kills.len() >= 8, "everybody died: {report}");
+    assert!(report.turns.get("Completed").is_some_and(|completed| *completed >= 20), "under load: {report}");
+    Ok(())
+}

@@ -21,6 +21,7 @@ mod examples;
 mod failpoints;
 mod flood;
 mod grpc;
+mod host_clock;
 mod hostile;
 mod hosts;
 mod keeper;

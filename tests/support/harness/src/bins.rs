@@ -21,9 +21,11 @@ pub fn bin(name: &str) -> anyhow::Result<PathBuf> {
     let directory = match std::env::var_os(BIN_DIR) {
         Some(directory) => PathBuf::from(directory),
         None => {
-            // A test lies in target/<profile>/deps, the executables one above.
+            // A test lies in target/<profile>/deps, the executables one above, this one perhaps among them.
             let own = std::env::current_exe().context("this test cannot find itself")?;
-            own.ancestors().nth(2).context("this test lies in no target directory")?.to_owned()
+            let here = own.parent().context("this test lies in no target directory")?;
+            let above = here.parent().filter(|_| here.ends_with("deps"));
+            above.unwrap_or(here).to_owned()
         }
     };
     let path = directory.join(name);

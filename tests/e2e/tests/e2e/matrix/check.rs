@@ -1,11 +1,9 @@
 //! What has to hold after the fault, whatever it was: looked at from outside.
 
 use anyhow::{Context as _, ensure};
+use roundhouse_e2e::{replay, told};
 use roundhouse_proto::{
-    control::v1::{
-        GetTurnResponse, ListWorkspacesRequest, Message, Role, Session, StreamEventsRequest,
-        StreamEventsResponse, Turn, stream_events_response::Item,
-    },
+    control::v1::{GetTurnResponse, ListWorkspacesRequest, Message, Role},
     engine::v1::{Outcome, PermissionDecision},
 };
 use roundhouse_test_support::{BRIEF, Control, LONG, NORMAL, is_terminal, wait_for};
@@ -16,43 +14,6 @@ use super::{
     ground::Ground,
 };
 use crate::{answer_of, expect_outcome, permission, terminals, turn_of};
-
-/// The whole stored stream of a conversation, read anew.
-pub(crate) async fn replay(
-    control: &Control,
-    conversation: &str,
-) -> anyhow::Result<Vec<StreamEventsResponse>> {
-    let request = StreamEventsRequest {
-        conversation_id: conversation.to_owned(),
-        follow: Some(false),
-        ..StreamEventsRequest::default()
-    };
-    let mut stream = control.conversations().stream_events(request).await?.into_inner();
-    let mut all = Vec::new();
-    while let Some(item) = stream.message().await? {
-        all.push(item);
-    }
-    Ok(all)
-}
-
-/// What a replay repeats to the letter: events, summaries, messages but for their place; of a turn the change of state
-/// that an item is about, of a session which it is. All else of these is as it is when the item is read.
-pub(crate) fn told(mut items: Vec<StreamEventsResponse>) -> Vec<StreamEventsResponse> {
-    for item in &mut items {
-        match &mut item.item {
-            Some(Item::Turn(turn)) => {
-                *turn = Turn { turn_id: turn.turn_id.clone(), status: turn.status, ..Turn::default() };
-            }
-            Some(Item::Session(session)) => {
-                *session = Session { session_id: session.session_id.clone(), ..Session::default() };
-            }
-            // One that waited has its place by now.
-            Some(Item::Message(message)) => message.position = None,
-            _ => {}
-        }
-    }
-    items
-}
 
 impl Cell {
     /// Asks everything of the conversation, and has it go on.
