@@ -29,6 +29,8 @@ struct Topic {
     /// Counts what happened; its value means nothing.
     changes: watch::Sender<u64>,
     items: Vec<Item>,
+    /// How many items and resets there were: what a subscriber was given belongs to one of them.
+    generations: u32,
 }
 
 /// Unfinished text.
@@ -37,7 +39,7 @@ struct Item {
     turn_id: TurnId,
     item_id: String,
     reasoning: bool,
-    /// Grows when the engine throws the text away.
+    /// Another one when the engine throws the text away, or begins an item again under the id of a finished one.
     generation: u32,
     text: String,
     truncated: bool,
@@ -95,11 +97,12 @@ impl Hub {
         let index = match topic.find(turn, &partial.item_id) {
             Some(index) => index,
             None if topic.items.len() < MAX_ITEMS => {
+                let generation = topic.generation();
                 topic.items.push(Item {
                     turn_id: turn.clone(),
                     item_id: partial.item_id.clone(),
                     reasoning: partial.reasoning,
-                    generation: 0,
+                    generation,
                     text: String::new(),
                     truncated: false,
                 });
@@ -107,6 +110,10 @@ impl Hub {
             }
             None => return,
         };
+        // A snapshot tells what is true now: what it contradicts was thrown away while nobody listened to the runner.
+        if topic.items.get(index).is_some_and(|item| item.contradicts(partial)) {
+            topic.reset(index);
+        }
         if let Some(item) = topic.items.get_mut(index)
             && item.take(partial)
         {
@@ -119,11 +126,8 @@ impl Hub {
         let mut topics = self.topics();
         if let Some(topic) = topics.get_mut(conversation)
             && let Some(index) = topic.find(turn, item_id)
-            && let Some(item) = topic.items.get_mut(index)
         {
-            item.generation = item.generation.wrapping_add(1);
-            item.text.clear();
-            item.truncated = false;
+            topic.reset(index);
             topic.touch();
         }
     }
@@ -150,7 +154,23 @@ impl Hub {
 
 impl Topic {
     fn new() -> Self {
-        Self { changes: watch::Sender::new(0), items: Vec::new() }
+        Self { changes: watch::Sender::new(0), items: Vec::new(), generations: 0 }
+    }
+
+    /// A number that no item here had.
+    fn generation(&mut self) -> u32 {
+        self.generations = self.generations.wrapping_add(1);
+        self.generations
+    }
+
+    /// Throws an item's text away.
+    fn reset(&mut self, index: usize) {
+        let generation = self.generation();
+        if let Some(item) = self.items.get_mut(index) {
+            item.generation = generation;
+            item.text.clear();
+            item.truncated = false;
+        }
     }
 
     fn touch(&self) {
@@ -167,6 +187,11 @@ impl Topic {
 }
 
 impl Item {
+    /// Whether a text from the item's beginning is another one than what is known.
+    fn contradicts(&self, partial: &Partial) -> bool {
+        partial.offset == 0 && !self.text.starts_with(&partial.text) && !partial.text.starts_with(&self.text)
+    }
+
     /// Whether the piece brought anything.
     fn take(&mut self, partial: &Partial) -> bool {
         let (Ok(offset), have) = (usize::try_from(partial.offset), self.text.len()) else {
@@ -248,5 +273,7 @@ impl Drop for Subscription {
     }
 }
 
+#[cfg(test)]
+mod interleavings;
 #[cfg(test)]
 mod tests;

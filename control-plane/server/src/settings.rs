@@ -40,6 +40,8 @@ pub struct Settings {
     pub poll: Duration,
     /// How long a reader of a stream may take nothing before it is told so.
     pub slow_reader_timeout: Duration,
+    /// How often a silent connection of a client is asked for life, and how long the answer may take.
+    pub keepalive: Duration,
 }
 
 impl Settings {
@@ -65,6 +67,7 @@ impl Settings {
             backoff: (Duration::from_millis(50), Duration::from_secs(2)),
             poll: Duration::from_secs(5),
             slow_reader_timeout: Duration::from_secs(30),
+            keepalive: crate::runners::link::KEEPALIVE,
         }
     }
 }

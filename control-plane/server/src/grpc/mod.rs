@@ -25,7 +25,7 @@ use tonic::transport::server::{Router, Server};
 use tonic_health::server::HealthReporter;
 
 use crate::app::App;
-use crate::runners::link::{CONNECTION_WINDOW, KEEPALIVE, STREAM_WINDOW};
+use crate::runners::link::{CONNECTION_WINDOW, STREAM_WINDOW};
 
 /// Streams and calls that one connection may have open at once.
 const MAX_STREAMS: u32 = 1_000;
@@ -43,6 +43,7 @@ pub(crate) struct Api {
 pub(crate) async fn router(
     app: Arc<App>,
 ) -> Result<(Router, HealthReporter), tonic_reflection::server::Error> {
+    let keepalive = app.settings.keepalive;
     let api = Api { app };
     let (health, health_service) = tonic_health::server::health_reporter();
     health.set_serving::<ConversationServiceServer<Api>>().await;
@@ -67,8 +68,8 @@ pub(crate) async fn router(
             .with_service_name("grpc.reflection.v1alpha.ServerReflection")
     };
     let router = Server::builder()
-        .http2_keepalive_interval(Some(KEEPALIVE))
-        .http2_keepalive_timeout(Some(KEEPALIVE))
+        .http2_keepalive_interval(Some(keepalive))
+        .http2_keepalive_timeout(Some(keepalive))
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_concurrent_streams(MAX_STREAMS)

@@ -74,6 +74,31 @@ fn a_reset_is_told_to_those_who_had_something() {
 }
 
 #[test]
+fn a_snapshot_with_another_text_takes_the_place_of_what_was_known() {
+    let hub = Arc::new(Hub::default());
+    let mut sub = hub.subscribe(&conversation());
+    hub.partial(&conversation(), &turn(), &partial(0, "wrong"));
+    assert_eq!(texts(&sub.pieces(None)), [(0, "wrong")]);
+    // The runner's stream broke; meanwhile the engine began the item anew.
+    hub.partial(&conversation(), &turn(), &partial(0, "right, and longer"));
+    assert_eq!(texts(&sub.pieces(None)), [(u64::MAX, "reset"), (0, "right, and longer")]);
+    // A snapshot of what is known already, or less of it, changes nothing.
+    hub.partial(&conversation(), &turn(), &partial(0, "right"));
+    assert!(sub.pieces(None).is_empty());
+}
+
+#[test]
+fn an_item_that_begins_again_under_the_id_of_a_finished_one_is_given_from_its_beginning() {
+    let hub = Arc::new(Hub::default());
+    let mut sub = hub.subscribe(&conversation());
+    hub.partial(&conversation(), &turn(), &partial(0, "first"));
+    assert_eq!(texts(&sub.pieces(None)), [(0, "first")]);
+    hub.finish(&conversation(), &turn(), "i");
+    hub.partial(&conversation(), &turn(), &partial(0, "second"));
+    assert_eq!(texts(&sub.pieces(None)), [(u64::MAX, "reset"), (0, "second")]);
+}
+
+#[test]
 fn s32_an_item_beyond_the_limit_is_cut_on_a_character_and_flagged() {
     let hub = Arc::new(Hub::default());
     let mut sub = hub.subscribe(&conversation());

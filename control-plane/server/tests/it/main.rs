@@ -8,6 +8,7 @@ mod support;
 mod cancel;
 mod conversations;
 mod draining;
+mod followers;
 mod identity;
 mod interleavings;
 mod permissions;
