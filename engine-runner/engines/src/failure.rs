@@ -199,6 +199,10 @@ pub struct Failure {
 }
 
 impl Failure {
+    /// What to do about an engine that SIGKILL ended when the runner had not sent it.
+    pub const KILLED: &str = "Nobody here sent that signal. Most often the kernel does, when the host or the container has no memory left: \
+         see its log, give it more or run less at once; then retry the turn.";
+
     /// The engine printed a line that is longer than the framing allows, perhaps without end: `length` bytes at least.
     #[must_use]
     pub fn oversized_line(length: u64) -> Self {

@@ -10,17 +10,18 @@
 //!   000001.spool    segments
 //! ```
 
-use crate::clock::after;
+use crate::clock::{self, after};
 use crate::launch::write_all;
 use crate::plan::{KeeperPlan, PlanError};
 use crate::sweep::{SweepReport, sweep};
-use crate::sys;
 use crate::{INIT_ARG, KEEPER_ARG};
+use crate::{procfs, sys};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use serde::{Deserialize, Serialize};
+use std::ffi::CStr;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read as _};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -45,7 +46,11 @@ pub(crate) const READY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Version of `meta.json`, the spool and the protocol together, as this code writes them.
 pub(crate) const META_VERSION: u16 = 1;
 
-/// What `meta.json` holds. Only `spool_id` and `owner` are ever decided by; the rest is for people.
+/// The kernel's short name of a keeper.
+pub(crate) const KEEPER_NAME: &CStr = c"roundhouse-keep";
+
+/// What `meta.json` holds. Only `spool_id` and `owner` are ever decided by; the rest is for people, and shows that a
+/// directory is a copy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Meta {
     pub(crate) version: u16,
@@ -107,7 +112,8 @@ pub enum KeeperState {
     Live,
     /// The lock is free: it is dead, whatever any recorded process id is doing.
     Dead,
-    /// It is another runner's, another user's, or a newer program's: to be left alone.
+    /// It is another runner's, another user's, a newer program's, or a copy of a directory whose keeper lives: to be left
+    /// alone.
     Foreign,
 }
 
@@ -308,12 +314,15 @@ impl AsFd for KeeperHandle {
     }
 }
 
-/// Whether a keeper is alive in this directory, whoever's it is: that is what its lock says, in every version.
+/// Whether a keeper is alive in this directory, whoever's it is: that is what its lock says, in every version. Also one
+/// that lives in the directory of which this is a copy.
 ///
 /// # Errors
 /// [`KeeperDirError::Io`]. A missing directory holds no keeper.
 pub fn is_alive(dir: &Path) -> Result<bool, KeeperDirError> {
-    Ok(lock_state(dir)? != KeeperState::Dead)
+    // In a copy the lock says nothing of the keeper whose directory was copied.
+    Ok(lock_state(dir)? != KeeperState::Dead
+        || matches!(read_meta(dir)?, Seen::Known(described) if described.lives()))
 }
 
 fn lock_state(dir: &Path) -> Result<KeeperState, KeeperDirError> {
@@ -340,6 +349,21 @@ struct Versioned {
 struct Described {
     spool_id: String,
     owner: String,
+    #[serde(default)]
+    keeper_pid: i32,
+    #[serde(default)]
+    started_boottime_ns: u64,
+    #[serde(default)]
+    boot_id: String,
+}
+
+impl Described {
+    /// Whether the keeper that wrote this lives. One that lives holds the lock of its own directory, so where the lock is
+    /// free this is a copy.
+    fn lives(&self) -> bool {
+        self.boot_id == clock::boot_id()
+            && procfs::is_still(self.keeper_pid, KEEPER_NAME, self.started_boottime_ns)
+    }
 }
 
 /// A description as this version sees it.
@@ -348,7 +372,7 @@ enum Seen {
     /// There is none: the keeper died before it wrote one, or the host before it was on disk.
     None,
     /// It is of this version, or an older one.
-    Known { spool_id: String, owner: String },
+    Known(Described),
     /// It is of a newer version.
     Newer,
     /// It cannot be understood.
@@ -371,7 +395,7 @@ fn read_meta(dir: &Path) -> Result<Seen, KeeperDirError> {
         return Ok(Seen::Newer);
     }
     Ok(match serde_json::from_slice(&bytes) {
-        Ok(Described { spool_id, owner }) => Seen::Known { spool_id, owner },
+        Ok(described) => Seen::Known(described),
         Err(_) => Seen::Odd,
     })
 }
@@ -379,7 +403,7 @@ fn read_meta(dir: &Path) -> Result<Seen, KeeperDirError> {
 /// The spool's id: from the description, else the directory's name.
 fn spool_id(dir: &Path) -> String {
     match read_meta(dir) {
-        Ok(Seen::Known { spool_id, .. }) => spool_id,
+        Ok(Seen::Known(described)) => described.spool_id,
         _ => dir.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default(),
     }
 }
@@ -396,9 +420,14 @@ pub fn state_of(dir: &Path, owner: &str) -> Result<KeeperState, KeeperDirError> 
     match read_meta(dir)? {
         // A newer program's keeper is its own affair, too, whatever else its description says.
         Seen::Newer => Ok(KeeperState::Foreign),
-        Seen::Known { owner: theirs, .. } if theirs != owner => Ok(KeeperState::Foreign),
+        Seen::Known(described) if described.owner != owner => Ok(KeeperState::Foreign),
+        // Its engine is at work for the directory that was copied, under the same name.
+        Seen::Known(described) => Ok(match lock_state(dir)? {
+            KeeperState::Dead if described.lives() => KeeperState::Foreign,
+            state => state,
+        }),
         // It is in our directory, so it was ours.
-        Seen::Known { .. } | Seen::None => lock_state(dir),
+        Seen::None => lock_state(dir),
         // Nobody knows whose it is: it is left alone while it lives.
         Seen::Odd => Ok(match lock_state(dir)? {
             KeeperState::Dead => KeeperState::Dead,

@@ -9,7 +9,7 @@ mod links;
 mod output;
 mod run;
 
-use crate::directory::{CLOSED, LOCK, META, META_VERSION, Meta};
+use crate::directory::{CLOSED, KEEPER_NAME, LOCK, META, META_VERSION, Meta};
 use crate::frame::{Cause, FrameBody};
 use crate::launch::launch;
 use crate::mask::Masker;
@@ -59,7 +59,7 @@ fn log(line: &dyn Display) {
 
 fn keep(dir: &OsString) -> Result<(), String> {
     sys::keep_memory_small();
-    let _ = nix::sys::prctl::set_name(c"roundhouse-keep");
+    let _ = nix::sys::prctl::set_name(KEEPER_NAME);
     // Its own session: no terminal and no group of the runner's reaches it. It fails only for a group's leader.
     let _ = nix::unistd::setsid();
     // The engine gets the runner's umask; what the keeper makes is its own alone.

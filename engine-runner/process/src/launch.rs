@@ -325,6 +325,11 @@ fn try_launch(
     let init = match sys::fork_with(attempt.flags()) {
         Ok(Forked::Parent(init)) => init,
         Ok(Forked::Child) => child(attempt, uid, gid, lock, &inherited, &env),
+        // Want of processes or memory passes: it is no reason to have less isolation.
+        Err(errno @ (Errno::EAGAIN | Errno::ENOMEM)) => {
+            let message = format!("failed to start the init: {}", errno.desc());
+            return Err(LaunchError::new(SpawnStage::Init, errno, message));
+        }
         Err(errno) => return Ok(Err(format!("clone refused: {errno}"))),
     };
     drop(inherited);

@@ -1,6 +1,7 @@
 //! What /proc tells about processes.
 
 use std::collections::{HashMap, HashSet};
+use std::ffi::CStr;
 use std::fs;
 use std::path::PathBuf;
 
@@ -70,6 +71,22 @@ pub(crate) fn all() -> Vec<ProcessInfo> {
             parse_stat(&fs::read(format!("/proc/{pid}/stat")).ok()?, ticks)
         })
         .collect()
+}
+
+/// Whether the process of this id has this short name, was born by then, and has not begun to end: one that has may have
+/// given up what it held already.
+pub(crate) fn is_still(pid: i32, name: &CStr, born_by_ns: u64) -> bool {
+    const PF_EXITING: u64 = 4;
+    let Ok(stat) = fs::read(format!("/proc/{pid}/stat")) else { return false };
+    let Some(process) = parse_stat(&stat, ticks_per_second()) else { return false };
+    // The flags are field 9; the first one after the name is field 3.
+    let flags = memchr::memrchr(b')', &stat)
+        .and_then(|close| std::str::from_utf8(stat.get(close + 1..)?).ok())
+        .and_then(|rest| rest.split_ascii_whitespace().nth(6)?.parse::<u64>().ok());
+    process.name.as_bytes() == name.to_bytes()
+        && process.started_ns <= born_by_ns
+        && !process.is_zombie()
+        && flags.is_some_and(|flags| flags & PF_EXITING == 0)
 }
 
 /// The id that a process has in its own PID namespace: its own view of itself. None when it is not there (any more).

@@ -221,6 +221,46 @@ fn every_answer_and_notice_reads_back() {
     assert_eq!(decoder.next_from_keeper().unwrap(), None);
 }
 
+/// What bytes are, in a number.
+fn digest(parts: impl IntoIterator<Item = Vec<u8>>) -> u64 {
+    let fold = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    parts.into_iter().flatten().fold(0xcbf2_9ce4_8422_2325, fold)
+}
+
+/// Keepers outlive the program that started them: a later one meets those of version 1. What changes here needs a new
+/// version, and a reader of this one beside it.
+#[test]
+fn version_1_is_on_the_wire_and_on_disk_what_it_was() {
+    let requests = requests().into_iter().map(|request| request.encode(7));
+    let frames = frames().into_iter().map(|frame| {
+        let mut payload = Vec::new();
+        frame.encode_into(&mut payload);
+        payload
+    });
+    let end = SpoolEnd { segment: 1, offset: 2, frame: 3 };
+    let told = [
+        FromKeeper::Response { request_id: 4, response: Response::Done { number: 3 } },
+        FromKeeper::Response { request_id: 4, response: Response::Refused(Refusal::Busy) },
+        FromKeeper::Notice(Notice::Progress(end)),
+        FromKeeper::Notice(Notice::Ending(end)),
+    ];
+    let told = told.into_iter().map(|message| message.encode());
+    assert_eq!(digest(requests), 6_562_152_244_359_003_986, "what is asked");
+    assert_eq!(digest(told), 9_233_015_627_978_410_011, "what is told");
+    assert_eq!(digest(frames), 8_881_558_396_042_147_075, "what lies in a spool");
+    // A description as the first release wrote it.
+    let tmp = tempfile::tempdir().unwrap();
+    let meta = "{\"version\":1,\"spool_id\":\"spl_1\",\"owner\":\"run_1\",\"keeper_pid\":1,\
+                \"started_boottime_ns\":1,\"boot_id\":\"0\",\"program\":\"/bin/true\"}";
+    let dir = tmp.path().join("keeper");
+    std::fs::create_dir(&dir).unwrap();
+    std::fs::write(dir.join("meta.json"), meta).unwrap();
+    std::fs::write(dir.join("lock"), "").unwrap();
+    assert_eq!(state_of(&dir, "run_1").unwrap(), KeeperState::Dead);
+    assert_eq!(state_of(&dir, "run_2").unwrap(), KeeperState::Foreign);
+    assert_eq!(scan(tmp.path(), "run_1").unwrap()[0].spool_id, "spl_1");
+}
+
 fn bodies() -> Vec<FrameBody> {
     vec![
         FrameBody::Spawn { program: b"/bin/x".to_vec() },

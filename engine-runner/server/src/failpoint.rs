@@ -2,9 +2,9 @@
 //!
 //! `FAILPOINTS` is a list like `runner::journalled=3*return;runner::synced=return`: the process ends itself at the named
 //! point, with a count in front of `*` at the n-th passage. `500*pause` holds the passing thread for 500 ms instead;
-//! with `fail` the process goes on, and what the point stands for goes wrong; with `panic` the passing task panics, with
-//! `panics` at every later passage, too. A point can also be held from outside while the process runs, see
-//! `roundhouse_process::failpoint`.
+//! with `fail` the process goes on, and what the point stands for goes wrong (with `fails` each time); with `panic` the
+//! passing task panics, with `panics` at every later passage, too. A point can also be held from outside while the process
+//! runs, see `roundhouse_process::failpoint`.
 //! Without the feature `failpoints` nothing of this exists.
 
 /// Ends the process here if the point is armed.
@@ -56,6 +56,8 @@ mod armed {
         Pause(Duration),
         /// Fails when it comes to zero, and only then.
         Fail(u32),
+        /// Fails at every passage.
+        Fails,
         /// Panics when it comes to zero; whether at each later passage, too.
         Panic(u32, bool),
     }
@@ -75,6 +77,7 @@ mod armed {
             Some((count, "fail")) => Action::Fail(count.parse().ok()?),
             None if action == "return" => Action::End(1),
             None if action == "fail" => Action::Fail(1),
+            None if action == "fails" => Action::Fails,
             _ => return None,
         };
         Some((name.to_owned(), action))
@@ -100,7 +103,7 @@ mod armed {
                     return;
                 }
                 Some(Action::Pause(pause)) => *pause,
-                Some(Action::Fail(_)) | None => return,
+                Some(Action::Fail(_) | Action::Fails) | None => return,
             }
         };
         #[expect(
@@ -124,14 +127,18 @@ mod armed {
     pub(crate) async fn hold(name: &str) {
         let pause = match ARMED.lock().unwrap_or_else(PoisonError::into_inner).get(name) {
             Some(Action::Pause(pause)) => *pause,
-            Some(Action::End(_) | Action::Fail(_) | Action::Panic(..)) | None => return,
+            Some(Action::End(_) | Action::Fail(_) | Action::Fails | Action::Panic(..)) | None => return,
         };
         tokio::time::sleep(pause).await;
     }
 
     pub(crate) fn fails(name: &str) -> bool {
         let mut armed = ARMED.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(Action::Fail(left)) = armed.get_mut(name) else { return false };
+        let left = match armed.get_mut(name) {
+            Some(Action::Fail(left)) => left,
+            Some(Action::Fails) => return true,
+            _ => return false,
+        };
         let met = *left == 1;
         *left = left.saturating_sub(1);
         met

@@ -518,12 +518,13 @@ pub(crate) async fn start(
         })?;
         crate::kill_point!("runner::before_spawn");
         spawn_keeper(&spool_dir, &keeper_plan, shared.keeper_executable.as_deref()).map_err(|error| {
-            let reason = match &error {
-                SpawnError::Plan(_) => Reason::Configuration,
-                SpawnError::Directory(_) => Reason::Storage,
-                SpawnError::Start(_) | SpawnError::NotReady(_) => Reason::Process,
-            };
-            refused(Failure::new(reason, format!("the engine could not be started: {}", chain(&error))))
+            let message = format!("the engine could not be started: {}", chain(&error));
+            refused(match &error {
+                SpawnError::Plan(_) => Failure::new(Reason::Configuration, message),
+                SpawnError::Directory(_) => Failure::new(Reason::Storage, message),
+                SpawnError::Start(system) => spawn_failure::of_keeper(system, message),
+                SpawnError::NotReady(_) => Failure::new(Reason::Process, message),
+            })
         })
     })
     .await

@@ -140,6 +140,15 @@ impl Pool {
         }
     }
 
+    /// Ends idle engines until no more than `limit` are held, or none is idle.
+    async fn trim(&self, limit: u32) {
+        while self.held() > usize::try_from(limit.max(1)).unwrap_or(usize::MAX) {
+            if !self.close_oldest().await {
+                return;
+            }
+        }
+    }
+
     /// Ends the idle engines of a home and waits until they are gone. The home's lock must not be held.
     pub async fn close_home(&self, home: &Path) {
         let here: Vec<_> =
@@ -184,6 +193,12 @@ pub(crate) fn put(context: &Arc<Context>, engine: Box<Engine>) {
     context.pool.lock().insert(session_id, idle);
     let watched = Arc::clone(context);
     context.tasks.spawn(watch(watched, engine, rx));
+    // Those at work are not ended for the limit, so it may be that only now there is one to end.
+    let limit = context.settings.max_warm_engines;
+    if context.pool.held() > usize::try_from(limit.max(1)).unwrap_or(usize::MAX) {
+        let trimmed = Arc::clone(context);
+        context.tasks.spawn(async move { trimmed.pool.trim(limit).await });
+    }
 }
 
 async fn watch(context: Arc<Context>, mut engine: Box<Engine>, mut asks: mpsc::Receiver<Ask>) {

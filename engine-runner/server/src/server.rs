@@ -69,7 +69,7 @@ pub const STOP_LIMIT: Duration =
     CANCEL_LIMIT.saturating_add(CLOSE_LIMIT).saturating_add(SERVER_LIMIT).saturating_add(RUNTIME_LIMIT);
 
 /// Pause between two rounds of reaping.
-const REAP: Duration = Duration::from_secs(5);
+const REAP: Duration = Duration::from_millis(if cfg!(feature = "failpoints") { 500 } else { 5000 });
 
 /// Time that the runtime has for what blocks.
 const RUNTIME_LIMIT: Duration = Duration::from_secs(2);

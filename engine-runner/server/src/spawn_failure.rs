@@ -9,8 +9,13 @@ use roundhouse_process::{FrameBody, SpawnStage, SpoolReader};
 /// The failure stands among a spool's first frames, or nowhere.
 const FRAMES: usize = 16;
 
-/// ENOEXEC has no kind of its own.
+/// Numbers of Linux, the same on every architecture.
 const ENOEXEC: i32 = 8;
+const EAGAIN: i32 = 11;
+const ENOMEM: i32 = 12;
+const ENFILE: i32 = 23;
+const EMFILE: i32 = 24;
+const ETXTBSY: i32 = 26;
 
 /// Why the engine of this spool was not started; none when the spool tells of no such thing. Blocking.
 #[must_use]
@@ -41,10 +46,36 @@ pub(crate) fn of(stage: SpawnStage, errno: i32, message: &str) -> Failure {
                 "Allow the runner the namespaces that it needs, or ask for less isolation, then retry the turn.",
             ),
         ),
-        SpawnStage::Prepare | SpawnStage::Init => (Reason::Process, None),
+        SpawnStage::Prepare | SpawnStage::Init => (Reason::Process, want(errno)),
     };
     let failure = Failure::new(reason, format!("the engine could not be started: {message}"));
     match what_to_do {
+        Some(text) => Failure { what_to_do: text.to_owned(), ..failure },
+        None => failure,
+    }
+}
+
+/// What to do about what there is too little of for now.
+fn want(errno: i32) -> Option<&'static str> {
+    match errno {
+        EAGAIN => Some(
+            "The user that the runner runs as, or its container, may have no more processes: end some, or raise \
+             `ulimit -u` or `pids.max`; then retry the turn.",
+        ),
+        ENOMEM => Some(
+            "There is too little memory: end something, or raise the container's limit; then retry the turn.",
+        ),
+        ENFILE | EMFILE => Some("Too many files are open: raise `ulimit -n`, then retry the turn."),
+        ETXTBSY => Some("The executable is being written: wait until it is installed, then retry the turn."),
+        _ => None,
+    }
+}
+
+/// A process that the system refused to the runner itself, before there was a keeper.
+#[must_use]
+pub(crate) fn of_keeper(error: &io::Error, message: String) -> Failure {
+    let failure = Failure::new(Reason::Process, message);
+    match error.raw_os_error().and_then(want) {
         Some(text) => Failure { what_to_do: text.to_owned(), ..failure },
         None => failure,
     }
@@ -81,7 +112,7 @@ fn exec(errno: i32) -> (Reason, Option<&'static str>) {
             ),
         ),
         // Memory, descriptors, processes: these pass.
-        _ => (Reason::Process, None),
+        _ => (Reason::Process, want(errno)),
     }
 }
 
@@ -91,13 +122,15 @@ mod tests {
 
     #[test]
     fn each_error_of_an_exec_says_what_to_do() {
-        let (enoent, eacces, e2big, enomem) = (2, 13, 7, 12);
+        let (enoent, eacces, e2big) = (2, 13, 7);
         for (errno, reason) in [
             (enoent, Reason::EngineMissing),
             (eacces, Reason::EngineMissing),
             (ENOEXEC, Reason::EngineMissing),
             (e2big, Reason::Configuration),
-            (enomem, Reason::Process),
+            (ENOMEM, Reason::Process),
+            (EAGAIN, Reason::Process),
+            (ETXTBSY, Reason::Process),
         ] {
             let failure = of(SpawnStage::Exec, errno, "failed to run /x: why");
             assert_eq!(failure.reason, reason, "{errno}");
@@ -106,5 +139,13 @@ mod tests {
         }
         assert_eq!(of(SpawnStage::Cwd, eacces, "").reason, Reason::Configuration);
         assert_eq!(of(SpawnStage::Init, 0, "").reason, Reason::Process);
+        for (errno, word) in
+            [(EAGAIN, "processes"), (ENOMEM, "memory"), (EMFILE, "ulimit -n"), (ETXTBSY, "installed")]
+        {
+            for stage in [SpawnStage::Exec, SpawnStage::Prepare, SpawnStage::Init] {
+                let failure = of(stage, errno, "");
+                assert!(failure.retryable && failure.what_to_do.contains(word), "{failure:?}");
+            }
+        }
     }
 }

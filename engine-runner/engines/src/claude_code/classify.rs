@@ -269,6 +269,9 @@ pub(super) fn exit_failure(exit: Exit, stderr: &StderrTail, api: Option<&ApiErro
         let message = format!("{how} before it finished the turn");
         Failure { unavailable: stderr.facts.unavailable.is_some(), ..Failure::new(Reason::Process, message) }
     };
+    if exit.signal == Some(9) && failure.reason == Reason::Process {
+        failure.what_to_do = Failure::KILLED.to_owned();
+    }
     failure.exit_code = exit.code;
     failure.signal = exit.signal;
     failure.stderr_tail = stderr.tail();

@@ -88,6 +88,7 @@ fn a_death_nobody_caused_is_a_failure_that_can_be_retried() {
     let told = play(&kill);
     assert_eq!(failure(&told).reason, Reason::Process);
     assert_eq!(failure(&told).signal, Some(9));
+    assert!(failure(&told).what_to_do.contains("memory"), "nobody here sent it");
     assert!(failure(&told).retryable);
     assert!(end(&told).accepted);
 }

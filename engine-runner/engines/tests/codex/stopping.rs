@@ -146,6 +146,7 @@ fn s26_a_killed_turn_stores_its_text_once_marked_incomplete() {
     let told = run("sig_kill_text");
     assert_eq!(failure(&told).reason, Reason::Process);
     assert_eq!(failure(&told).signal, Some(9));
+    assert!(failure(&told).what_to_do.contains("memory"), "nobody here sent it");
     assert!(end(&told).process_gone);
     let texts: Vec<_> = events(&told).into_iter().filter(|event| matches!(event, Event::Text(_))).collect();
     assert_eq!(texts.len(), 1);

@@ -601,7 +601,8 @@ impl Turn {
 
     /// Numbers and journals an event, unless the journal has it; the caller publishes it.
     fn number(&mut self, source: Source, body: EventBody) -> Result<Option<NumberedEvent>, Error> {
-        if self.state.has(&source) {
+        let known = if self.replaying { self.state.had(&source, &body) } else { self.state.has(&source) };
+        if known {
             return Ok(None);
         }
         if self.journal.is_short() && !matches!(body.kind, Some(Kind::Terminal(_))) {

@@ -104,7 +104,13 @@ impl Turn {
     async fn feed(&mut self, frame: Frame<'_>) -> Result<(), Error> {
         let Some(engine) = &mut self.engine else { return Ok(()) };
         let active = engine.adapter.counts_as_activity(&frame);
-        let outputs = engine.translator.feed(frame);
+        let mut outputs = engine.translator.feed(frame);
+        if !outputs.is_empty() && crate::fault_point!("runner::more_events") {
+            // As a newer translator may: one event more, before all others of the frame.
+            let kind = roundhouse_engines::event::NoticeKind::Warning;
+            let notice = roundhouse_engines::event::Notice::new(kind, "more", "one more");
+            outputs.insert(0, Output::Event { event: Event::Notice(notice) });
+        }
         if active && !self.replaying {
             self.restart_idle();
         }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use roundhouse_proto::engine::v1::{
-    TerminalEvent, event_body::Kind, evidence_event::Point, notice_event, phase_event::Phase,
+    EventBody, TerminalEvent, event_body::Kind, evidence_event::Point, notice_event, phase_event::Phase,
 };
 
 use crate::{
@@ -72,6 +72,8 @@ pub(crate) struct State {
     pub last: u64,
     /// The last journalled position per spool.
     pub(super) positions: HashMap<String, (u64, u32)>,
+    /// What the journal has of the last journalled frame, and of which spool it is.
+    pub(super) newest: Option<(String, u64, Vec<EventBody>)>,
     /// How the turn ended.
     pub terminal: Option<TerminalEvent>,
 }
@@ -144,6 +146,12 @@ impl State {
                 self.last = entry.number;
                 if let Source::Frame { spool, frame, ordinal } = &entry.source {
                     self.positions.insert(spool.clone(), (*frame, *ordinal));
+                    match &mut self.newest {
+                        Some((known, number, bodies)) if known == spool && number == frame => {
+                            bodies.push(entry.body.clone());
+                        }
+                        newest => *newest = Some((spool.clone(), *frame, vec![entry.body.clone()])),
+                    }
                 }
                 self.apply_kind(entry.body.kind.as_ref());
             }
@@ -189,6 +197,25 @@ impl State {
             Source::Frame { spool, frame, ordinal } => {
                 self.positions.get(spool).is_some_and(|last| (*frame, *ordinal) <= *last)
             }
+        }
+    }
+
+    /// As [`State::has`], for an output of a frame that is read again. A newer program may make more of a frame than the
+    /// one did that journalled it, and then the places of its outputs are others: what the journal has of the newest frame
+    /// is known by what it says, each event once.
+    pub(crate) fn had(&mut self, source: &Source, body: &EventBody) -> bool {
+        let before = self.has(source);
+        let Source::Frame { spool, frame, .. } = source else { return before };
+        let Some((known, number, bodies)) = &mut self.newest else { return before };
+        if known != spool || number != frame {
+            return before;
+        }
+        match bodies.iter().position(|told| told == body) {
+            Some(at) => {
+                bodies.remove(at);
+                true
+            }
+            None => before,
         }
     }
 

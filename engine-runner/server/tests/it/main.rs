@@ -16,6 +16,7 @@ mod keepers;
 mod lost_power;
 mod opening;
 mod permissions;
+mod processes;
 mod recovery;
 mod registration;
 mod rig;

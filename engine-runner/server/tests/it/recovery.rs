@@ -463,6 +463,33 @@ mod points {
     }
 
     #[tokio::test]
+    async fn s29_a_reader_that_makes_more_of_each_frame_changes_what_comes_and_never_what_came() {
+        let mut rig = Rig::start().await.unwrap();
+        let mut client = rig.client().await.unwrap();
+        let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+        turn.open(&mut client).await.unwrap();
+        let gate = rig.path("gate");
+        let text = format!("[[text:one]] [[text:two]] [[gate:{}]] [[text:three]]", gate.display());
+        turn.send(&mut client, &text).await.unwrap();
+        let mut follower = turn.follow(&mut client, 0, false).await.unwrap();
+        let is_two = |kind: &Kind| matches!(kind, Kind::Text(text) if text.text == "two");
+        let seen = follower.until(is_two).await.unwrap();
+        rig.service.kill().await.unwrap();
+        rig.service.set_env("FAILPOINTS", "runner::more_events=fails");
+        rig.service.start_again().await.unwrap();
+        std::fs::write(&gate, "").unwrap();
+        let held = seen.len();
+        let events = rest(&rig, &turn, seen).await;
+        assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Completed);
+        let order = names(&events);
+        let texts: Vec<_> = order.iter().filter(|name| name.starts_with("text ")).collect();
+        assert_eq!(texts, ["text one", "text two", "text three"], "{order:?}");
+        let more = |names: &[String]| names.iter().filter(|name| *name == "notice KIND_WARNING").count();
+        assert_eq!(more(&order[..held]), 0, "{order:?}");
+        assert!(more(&order[held..]) > 0, "what came after it is read as it reads: {order:?}");
+    }
+
+    #[tokio::test]
     async fn a_keeper_that_missed_the_end_of_its_turn_is_told_by_the_next_runner() {
         let mut rig = Rig::with(With::failpoint("runner::end_turn=1*fail")).await.unwrap();
         let mut client = rig.client().await.unwrap();

@@ -28,6 +28,8 @@ pub(crate) struct Rig {
     pub(crate) service: Service,
     pub(crate) work: PathBuf,
     pub(crate) state: PathBuf,
+    /// How the runner is started.
+    pub(crate) spec: Spec,
     engine: &'static str,
     root: TempDir,
 }
@@ -61,6 +63,8 @@ pub(crate) struct With {
     pub(crate) prepare: Option<fn(&Path) -> Variables>,
     /// The state directory is a disk of its own, of so many bytes, which only the runner and what it starts see.
     pub(crate) disk: Option<u64>,
+    /// The runner is PID 1 of a namespace of its own, as a container's main process is.
+    pub(crate) pid_one: bool,
 }
 
 impl With {
@@ -180,6 +184,15 @@ impl Rig {
             args.splice(0..0, before.map(str::to_owned));
             runner_program = PathBuf::from("unshare");
         }
+        if with.pid_one {
+            let mut before = vec!["--pid", "--fork", "--kill-child", "--mount-proc"];
+            if !is_root {
+                before.extend(["--user", "--map-root-user"]);
+            }
+            let program = text(&runner_program);
+            args.splice(0..0, before.into_iter().chain(["--", &program]).map(str::to_owned));
+            runner_program = PathBuf::from("unshare");
+        }
         let mut spec = Spec { name: "engine-runner".to_owned(), program: runner_program, args, env };
         if let Some(user) = user {
             let id = user.to_string();
@@ -190,8 +203,8 @@ impl Rig {
             spec.program = PathBuf::from("setpriv");
             give(&path, user)?;
         }
-        let service = Service::start(spec, log).await?;
-        Ok(Self { service, work, state, engine: name, root })
+        let service = Service::start(spec.clone(), log).await?;
+        Ok(Self { service, work, state, spec, engine: name, root })
     }
 
     pub(crate) async fn client(&self) -> anyhow::Result<Client> {
