@@ -8,8 +8,10 @@ use clap_complete::Shell;
 use crate::exit;
 use crate::target::Secret;
 
+mod db;
 mod sharing;
 
+pub(crate) use db::{DbArgs, DbCommand};
 pub(crate) use sharing::{SessionsCommand, SummaryCommand};
 
 const LONG_ABOUT: &str = "\
@@ -238,6 +240,8 @@ pub(crate) enum Command {
     /// The configuration: check it, show it
     #[command(subcommand)]
     Config(ConfigCommand),
+    /// The control plane's database on this host: check it, copy it, put a copy in its place
+    Db(DbArgs),
     /// Print a completion script for a shell
     ///
     /// For bash: `source <(roundhouse completions bash)`

@@ -3,6 +3,7 @@
 pub(crate) mod agents;
 mod config;
 pub(crate) mod conversations;
+mod db;
 mod doctor;
 pub(crate) mod engines;
 mod export;
@@ -95,6 +96,7 @@ async fn act(cli: Cli, output: Output) -> Result<Exit, Failure> {
         Command::Engines { what } => {
             engines::run(&global, what.unwrap_or(EnginesCommand::List), output).await
         }
+        Command::Db(args) => db::run(&global, args, output).await,
         Command::Doctor => doctor::run(&global, output).await,
         Command::Health { url } => health::run(&url, output).await,
         Command::Up(args) => crate::up::run(&global, args, output).await,

@@ -93,6 +93,45 @@ async fn signal(pid: u32, name: &str) {
 }
 
 #[tokio::test]
+async fn a_database_is_checked_and_copied_while_it_is_used_and_restored_when_it_is_not() {
+    let up = Up::start().await;
+    let state = up.directory.path().join("state");
+    let copy = up.directory.path().join("copy.db");
+    let (state, file) = (state.to_str().expect("UTF-8"), copy.to_str().expect("UTF-8"));
+    let db = |what: &'static str, file: Option<&str>| {
+        let mut args = vec!["--json", "db", "--state-dir", state, what];
+        args.extend(file);
+        let args: Vec<String> = args.into_iter().map(str::to_owned).collect();
+        async move { run(&args.iter().map(String::as_str).collect::<Vec<_>>()).await }
+    };
+    assert_eq!(up.run(&["conversations", "create", "--title", "before"]).await.code, 0);
+    let checked = db("check", None).await;
+    assert_eq!((checked.code, &checked.json()["whole"]), (0, &Value::Bool(true)), "{checked:?}");
+    assert_eq!(checked.json()["conversations"], 1);
+    let made = db("backup", Some(file)).await;
+    assert_eq!((made.code, &made.json()["check"]["conversations"]), (0, &Value::from(1)), "{made:?}");
+    assert_eq!(db("backup", Some(file)).await.code, 4, "it is there already");
+    assert_eq!(up.run(&["conversations", "create", "--title", "after"]).await.code, 0);
+    let held = db("restore", Some(file)).await;
+    assert_eq!(held.code, 4, "{held:?}");
+    assert!(held.stderr.contains("stop the control plane first"), "{held:?}");
+    assert_eq!(db("check", None).await.json()["conversations"], 2, "nothing was changed");
+    signal(up.child.id().expect("runs"), "INT").await;
+    up.gone().await;
+    let none = db("restore", Some("/nonexistent/copy.db")).await;
+    assert_eq!(none.code, 4, "{none:?}");
+    let bad = up.directory.path().join("bad.db");
+    std::fs::write(&bad, "").expect("writes");
+    let bad = db("restore", bad.to_str()).await;
+    assert_eq!(bad.code, 3, "{bad:?}");
+    let restored = db("restore", Some(file)).await;
+    assert_eq!(restored.code, 0, "{restored:?}");
+    let kept = restored.json()["kept"].as_str().expect("one was there").to_owned();
+    assert!(Path::new(&kept).is_file() && kept.contains("control-plane.db.replaced-"), "{kept}");
+    assert_eq!(db("check", None).await.json()["conversations"], 1);
+}
+
+#[tokio::test]
 async fn ctrl_c_stops_both_and_leaves_no_process() {
     let up = Up::start().await;
     assert_eq!(up.ready["ready"], true);

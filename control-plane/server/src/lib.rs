@@ -27,5 +27,12 @@ mod targets;
 mod tasks;
 
 pub use args::main;
+pub use server::DATABASE;
 pub use server::{Server, StartError};
 pub use settings::Settings;
+
+/// What is done to the database from outside a server: see the functions.
+pub mod upkeep {
+    pub use roundhouse_store::Error;
+    pub use roundhouse_store::upkeep::{CheckReport, Restored, backup, check, restore};
+}

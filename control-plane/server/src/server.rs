@@ -22,7 +22,7 @@ use crate::tasks::Tasks;
 use crate::{clock, dispatch, grpc, retention};
 
 /// Name of the database in the state directory.
-const DATABASE: &str = "control-plane.db";
+pub const DATABASE: &str = "control-plane.db";
 
 /// Why the server did not start.
 #[derive(Debug, thiserror::Error)]

@@ -20,6 +20,7 @@ mod view;
 pub use command::*;
 pub use error::{Error, Result, Unavailable};
 pub use hint::{Hint, Hints};
+pub use sqlite::upkeep;
 pub use sqlite::{Settings, SqliteStore};
 pub use store::Store;
 pub use view::*;

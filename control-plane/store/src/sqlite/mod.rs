@@ -22,6 +22,7 @@ mod slots;
 mod sql;
 mod store;
 mod summaries;
+pub mod upkeep;
 mod writer;
 
 use std::path::{Path, PathBuf};

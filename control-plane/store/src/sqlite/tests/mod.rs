@@ -2,6 +2,7 @@
 
 mod files;
 mod interleavings;
+mod upkeep;
 mod writer;
 
 #[cfg(feature = "failpoints")]
