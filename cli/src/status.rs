@@ -283,7 +283,10 @@ fn next_of(code: Code, reason: Option<ErrorReason>, failure: &Failure) -> Option
         Some(R::TurnInProgress) => "wait for the turn, or `roundhouse cancel <turn>`".to_owned(),
         Some(R::WrongState) => "`roundhouse turns <conversation>` shows the state".to_owned(),
         Some(R::QueueFull) => format!("wait until some messages are worked off, then {later}"),
-        Some(R::Overloaded | R::Draining | R::StoreUnavailable | R::KeeperStuck) => later,
+        Some(R::Overloaded | R::Draining | R::KeeperStuck) => later,
+        Some(R::StoreUnavailable) => {
+            format!("look for a full or read-only disk under the control plane's database, then {later}")
+        }
         Some(R::RunnerUnavailable) => format!("`roundhouse runners` shows whether it is back; {later}"),
         Some(R::ProtocolVersion) => "run control plane and runner of the same release".to_owned(),
         Some(R::RunnerBound) => {
