@@ -122,7 +122,18 @@ pub(crate) async fn conversation(
     use control::get_conversation_request::Name;
     let external_id = match named.map(ConversationName::parse).transpose()? {
         Some(ConversationName::Id(id)) => {
-            let workspace = place.workspace(true)?;
+            // One that was made without a workspace takes this directory, as it does under a name elsewhere.
+            let known = match place.workspace {
+                Some(_) => true,
+                None => {
+                    let name = Some(Name::ConversationId(id.clone()));
+                    let request = control::GetConversationRequest { name };
+                    let answer = client.conversations().get_conversation(call(request)).await?.into_inner();
+                    let known = answer.conversation.ok_or_else(|| incomplete("the conversation"))?;
+                    !known.workspace_id.is_empty()
+                }
+            };
+            let workspace = place.workspace(known)?;
             return Ok((id, workspace));
         }
         Some(ConversationName::External(external)) => Some(external),

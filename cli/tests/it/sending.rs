@@ -159,12 +159,15 @@ async fn a_new_conversation_goes_to_the_current_directory_and_a_known_one_where_
     let url = server.url();
     run(&["--server", &url, "send", "--request-id", "r-1", "-a", "reviewer", "first line\nmore"]).await;
     run(&["--server", &url, "send", "-a", "reviewer", "-c", "acme/site:github:42", "hi"]).await;
+    // One that was made without a workspace has none to go to.
+    run(&["--server", &url, "send", "-c", "cnv_1", "hi"]).await;
     server.fake.state().workspace_of_conversation = "wsp_9".to_owned();
     run(&["--server", &server.url(), "send", "-c", "acme/site:github:42", "hi"]).await;
+    run(&["--server", &url, "send", "-c", "cnv_1", "hi"]).await;
     let state = server.fake.state();
     let workspaces: Vec<_> = state.send_requests.iter().map(|request| request.workspace.as_str()).collect();
     let here = here.to_str().expect("UTF-8");
-    assert_eq!(workspaces, [here, here, ""]);
+    assert_eq!(workspaces, [here, here, here, "", ""]);
     assert_eq!((state.send_requests[0].request_id.as_str()), "r-1");
     assert_eq!(state.create_requests[0].title, "first line…");
     // A repeat of the whole command under the same id finds the same conversation.
