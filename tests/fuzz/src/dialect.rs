@@ -94,8 +94,10 @@ impl Run {
         let number = || text().trim().parse::<i32>().ok();
         match letter {
             b'O' => {
-                if let Ok(open) = serde_json::from_slice(rest) {
-                    self.open = open;
+                if let Ok(open) = serde_json::from_slice::<TranslatorOpen>(rest) {
+                    // Without a turn there is none to end; what is read here is one.
+                    let turn_id = open.turn_id.clone().or_else(|| self.open.turn_id.clone());
+                    self.open = TranslatorOpen { turn_id, ..open };
                 }
             }
             b's' => self.happened.push(Happened::Spawn),
