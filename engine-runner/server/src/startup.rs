@@ -41,6 +41,7 @@ pub(crate) async fn recover(runner: &Arc<Runner>) -> Result<(), Error> {
         let found = scan(&context.state.spools(&session_id), context.state.runner_id()).unwrap_or_default();
         left.extend(found.into_iter().map(|keeper| keeper.spool_id));
     }
+    let temporary = names(context.state.root().join("tmp"))?;
     let mut open = Vec::new();
     for turn_id in names(context.state.turns())? {
         if !context.state.journal(&turn_id).exists() {
@@ -91,7 +92,7 @@ pub(crate) async fn recover(runner: &Arc<Runner>) -> Result<(), Error> {
             }
         })
         .await;
-    clear_temporary(context)
+    clear_temporary(context, temporary)
 }
 
 /// Tries again to read the turns that could not be read at the start, until all are read or the runner stops.
@@ -223,8 +224,8 @@ async fn adopt_idle(runner: &Runner, session_id: &str, spool_id: &str) -> Result
     Ok(())
 }
 
-/// Removes temporary directories of processes that are gone.
-fn clear_temporary(context: &Context) -> Result<(), Error> {
+/// Removes those of these temporary directories whose processes are gone.
+fn clear_temporary(context: &Context, found: Vec<String>) -> Result<(), Error> {
     let mut live = HashSet::new();
     for session_id in names(context.state.sessions())? {
         for keeper in scan(&context.state.spools(&session_id), context.state.runner_id()).unwrap_or_default()
@@ -234,7 +235,7 @@ fn clear_temporary(context: &Context) -> Result<(), Error> {
             }
         }
     }
-    for spool_id in names(context.state.root().join("tmp"))? {
+    for spool_id in found {
         if !live.contains(&spool_id) {
             let _ = std::fs::remove_dir_all(context.state.temporary(&spool_id));
         }

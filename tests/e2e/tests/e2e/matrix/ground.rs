@@ -97,10 +97,10 @@ impl Ground {
                 let since = Instant::now();
                 wait_until("the stop is over", BRIEF, || since.elapsed() >= STOPPED_FOR).await?;
                 if matches!(victim, Victim::Runner | Victim::Host) {
-                    // What runs on it is given up by then.
+                    // What runs on it is given up by then: long before a connection that says nothing is found dead.
                     for cell in cells.iter().filter(|cell| cell.step.held() == Held::ByEngine) {
                         let turn = cell.turn.clone().unwrap_or_default();
-                        cell.follower.wait_terminal(&turn, NORMAL).await?;
+                        cell.follower.wait_terminal(&turn, BRIEF).await?;
                     }
                 }
                 for pid in victims.iter().rev() {

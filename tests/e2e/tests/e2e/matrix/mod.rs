@@ -150,8 +150,7 @@ fn allowed(victim: Victim, fault: Fault, step: Step) -> &'static [Outcome] {
         Step::Cancel if silent => &[Lost],
         Step::Cancel => &[Cancelled],
         _ if step.is_after_end() => &[Completed],
-        // Whatever runs for the turn while nothing is heard of its runner is lost. A turn that no runner knows waits.
-        Step::BeforeSendCommit | Step::AfterSendCommit if silent => &[Completed, Failed],
+        // The turn goes on until it needs its runner, which may be back by then or not.
         _ if silent => &[Completed, Failed, Lost],
         _ if engine_dies && step.is_before_send() => &[Completed],
         _ if engine_dies => &[Completed, Failed, Lost],
