@@ -218,6 +218,11 @@ pub(crate) enum Record {
     Session(Box<SessionOpen>),
     /// A process works for the turn from here on.
     Process(Box<ProcessOpen>),
+    /// The keeper of the process has marked the turn's begin: the turn's frames come after this one.
+    Begun {
+        /// The frame of the mark.
+        frame: u64,
+    },
     /// A session is open.
     Opened(OpenedMark),
     /// A session proved unusable. The turn waits for another one.
@@ -286,6 +291,7 @@ enum Mark {
     Open(Box<TurnOpen>),
     Session(Box<SessionOpen>),
     Process(Box<ProcessOpen>),
+    Begun { frame: u64 },
     Opened(OpenedMark),
     Unusable { session_id: String, reason: String },
     Message(MessageMark),
@@ -312,6 +318,7 @@ impl Record {
             Self::Open(open) => Mark::Open(open.clone()),
             Self::Session(open) => Mark::Session(open.clone()),
             Self::Process(open) => Mark::Process(open.clone()),
+            Self::Begun { frame } => Mark::Begun { frame: *frame },
             Self::Opened(mark) => Mark::Opened(mark.clone()),
             Self::Unusable { session_id, reason } => {
                 Mark::Unusable { session_id: session_id.clone(), reason: reason.clone() }
@@ -344,6 +351,7 @@ impl Record {
                 Mark::Open(open) => Self::Open(open),
                 Mark::Session(open) => Self::Session(open),
                 Mark::Process(open) => Self::Process(open),
+                Mark::Begun { frame } => Self::Begun { frame },
                 Mark::Opened(mark) => Self::Opened(mark),
                 Mark::Unusable { session_id, reason } => Self::Unusable { session_id, reason },
                 Mark::Message(mark) => Self::Message(mark),

@@ -89,11 +89,7 @@ impl EngineRunnerService for Service {
         let workspace = self.runner.context.roots.resolve(&request.workspace)?;
         let path = workspace.path.clone();
         let only = (!request.file_name.is_empty()).then_some(request.file_name);
-        let (files, truncated) = match only {
-            // One small file is read faster than another thread is woken, and a turn waits for it.
-            Some(only) => agent_files(&path, Some(&only))?,
-            None => blocking(move || agent_files(&path, None)).await?,
-        };
+        let (files, truncated) = blocking(move || agent_files(&path, only.as_deref())).await?;
         Ok(Response::new(proto::ListAgentFilesResponse {
             workspace: workspace.path.to_string_lossy().into_owned(),
             files,

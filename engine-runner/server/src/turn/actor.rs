@@ -99,6 +99,12 @@ pub(super) struct Owed {
 pub(super) enum Internal {
     /// A process was prepared, or not.
     Prepared(Box<Prepared>),
+    /// The keeper of a warm process has marked the turn's begin, or not.
+    Begun {
+        /// The process.
+        spool: String,
+        result: Result<Response, AskError>,
+    },
     /// A process is gone.
     Released(Released),
     /// A line was recorded by the keeper, or not.
@@ -223,6 +229,8 @@ pub(super) struct Turn {
     /// Frames up to this one are replayed: what they say is old.
     pub(super) replay_until: u64,
     pub(super) replaying: bool,
+    /// A warm process serves the turn, and its keeper has not marked the turn's begin yet.
+    pub(super) beginning: bool,
     /// A message was put on its way to the current process by this runner.
     pub(super) given: bool,
     /// The engine could not be told something at that moment: it is tried again after the next frame.
@@ -329,6 +337,7 @@ pub(super) fn build(context: &Arc<Context>, start: Start) -> Option<(Turn, Handl
         abandon: CancellationToken::new(),
         replay_until: 0,
         replaying: false,
+        beginning: false,
         given: false,
         later: false,
         owed: Vec::new(),
@@ -435,7 +444,8 @@ impl Turn {
             return Input::Timer { caught_up: false };
         }
         let timer = self.timers.next();
-        let engine = self.engine.as_mut();
+        // What was printed before the turn's begin is of no turn, and where that is is not known yet.
+        let (engine, beginning) = (self.engine.as_mut(), self.beginning);
         tokio::select! {
             biased;
             () = self.context.halt.cancelled() => Input::Halt,
@@ -443,7 +453,7 @@ impl Turn {
             Some(command) = self.commands.recv() => Input::Command(command),
             batch = async {
                 match engine {
-                    Some(engine) if !engine.gone => engine.frames.recv().await.unwrap_or(Batch::Gone),
+                    Some(engine) if !engine.gone && !beginning => engine.frames.recv().await.unwrap_or(Batch::Gone),
                     _ => pending().await,
                 }
             } => Input::Batch(batch),
@@ -461,6 +471,7 @@ impl Turn {
             Input::Command(command) => self.on_command(command).await,
             Input::Internal(internal) => match internal {
                 Internal::Prepared(prepared) => self.on_prepared(*prepared).await,
+                Internal::Begun { spool, result } => self.on_begun(&spool, result),
                 Internal::Released(released) => self.on_released(released).await,
                 Internal::Written(written) => self.on_written(*written).await,
                 Internal::Worktree(worktree) => self.on_worktree(worktree).await,

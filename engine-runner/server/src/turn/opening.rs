@@ -26,7 +26,7 @@ use crate::{
     grpc::to_proto,
     holds,
     journal::{OpenedHow, OpenedMark, ProcessOpen, Record, SessionOpen, Source},
-    keeper::Keeper,
+    keeper::{AskError, Keeper},
     launch::{self, Plan, Planned, Wanted},
     leftovers, pool, repair,
     session_record::{Launched, SessionRecord},
@@ -41,8 +41,8 @@ const REOPENS: u32 = 2;
 /// What preparing came to.
 #[derive(Debug)]
 pub(super) enum Prepared {
-    /// The session's warm process serves the turn from the frame after this one.
-    Warm(Box<Engine>, u64),
+    /// The session's warm process serves the turn.
+    Warm(Box<Engine>),
     /// A process can be started.
     Planned(Box<Planned>),
     /// It was started; the home's lock goes with it until it has proved its opening.
@@ -81,25 +81,15 @@ async fn make_spool_room(context: &Context, dir: PathBuf, keeper: Keeper, segmen
     }
 }
 
-async fn prepare(context: Arc<Context>, wanted: Wanted, turn_id: String, launched: Launched) -> Prepared {
+async fn prepare(context: Arc<Context>, wanted: Wanted, launched: Launched) -> Prepared {
     if let Err(error) = launch::check_owner(&context, &wanted) {
         return Prepared::Failed(error);
     }
     if wanted.force.is_none()
         && let Some(engine) = context.pool.take(&wanted.session.session_id).await
     {
-        if engine.launched == launched {
-            match engine.keeper.ask(Request::BeginTurn { turn_id }).await {
-                Ok(Response::Turn { frame, segment }) => {
-                    // Beside the turn: it needs no room at once, and looking at every file takes its time.
-                    let (beside, dir, keeper) =
-                        (Arc::clone(&context), engine.dir.clone(), engine.keeper.clone());
-                    context.tasks.spawn(async move { make_spool_room(&beside, dir, keeper, segment).await });
-                    crate::kill_point!("runner::warm");
-                    return Prepared::Warm(engine, frame);
-                }
-                other => tracing::warn!(?other, "a warm engine cannot take a turn"),
-            }
+        if engine.launched == launched && !engine.keeper.is_dead() {
+            return Prepared::Warm(engine);
         }
         // Another model, effort, mode or prompt: the old process is gone before the new one resumes.
         pool::close(&context, engine).await;
@@ -195,10 +185,8 @@ impl Turn {
             session,
             force,
         };
-        let (context, turn_id) = (Arc::clone(&self.context), self.id.clone());
-        self.beside(async move {
-            Internal::Prepared(Box::new(prepare(context, wanted, turn_id, launched).await))
-        });
+        let context = Arc::clone(&self.context);
+        self.beside(async move { Internal::Prepared(Box::new(prepare(context, wanted, launched).await)) });
     }
 
     pub(super) async fn on_open(
@@ -266,7 +254,7 @@ impl Turn {
 
     pub(super) async fn on_prepared(&mut self, prepared: Prepared) -> Result<(), Error> {
         match prepared {
-            Prepared::Warm(engine, after) => self.on_warm(engine, after).await,
+            Prepared::Warm(engine) => self.on_warm(engine).await,
             Prepared::Planned(_) | Prepared::Unusable(_) | Prepared::Failed(_) if self.stopping.is_some() => {
                 self.end_without_engine();
                 Ok(())
@@ -296,7 +284,7 @@ impl Turn {
         }
     }
 
-    async fn on_warm(&mut self, mut engine: Box<Engine>, after: u64) -> Result<(), Error> {
+    async fn on_warm(&mut self, mut engine: Box<Engine>) -> Result<(), Error> {
         let open = TranslatorOpen {
             spool_id: engine.spool_id.clone(),
             native: engine.native.clone(),
@@ -309,20 +297,63 @@ impl Turn {
         let process = ProcessOpen {
             session_id: engine.session_id.clone(),
             spool_id: engine.spool_id.clone(),
-            after,
+            after: engine.last_frame,
             translator: open,
             absent: leftovers::absent(engine.adapter, &self.workspace.path),
         };
         self.forget_process();
+        // The opening is answered meanwhile: the message comes later than the mark, and waits for it.
+        let begun = engine.keeper.ask(Request::BeginTurn { turn_id: self.id.clone() });
+        let spool = engine.spool_id.clone();
+        self.beginning = true;
         self.engine = Some(engine);
         self.stage = Stage::Open;
         self.record(Record::Process(Box::new(process)))?;
+        self.beside(async move {
+            let mut result = begun.await;
+            crate::hold_point!("runner::warm");
+            if crate::fault_point!("runner::no_begin") {
+                result = Err(AskError::Stuck);
+            }
+            Internal::Begun { spool, result }
+        });
         if self.stopping.is_some() {
             // It has nothing of this turn and can stay as it is.
             self.begin_ending();
             return Ok(());
         }
         self.opened(Source::Synthetic, OpenedHow::AlreadyOpen, native_id, false).await
+    }
+
+    /// The keeper has marked the turn's begin. One that could not has no process to offer: the session is opened again,
+    /// as after the end of a process that had nothing to do for the turn.
+    pub(super) fn on_begun(&mut self, spool: &str, result: Result<Response, AskError>) -> Result<(), Error> {
+        let Some(engine) = self.engine.as_ref().filter(|engine| self.beginning && engine.spool_id == spool)
+        else {
+            return Ok(());
+        };
+        self.beginning = false;
+        match result {
+            Ok(Response::Turn { frame, segment }) => {
+                // Beside the turn: it needs no room at once, and looking at every file takes its time.
+                let (context, dir, keeper) =
+                    (Arc::clone(&self.context), engine.dir.clone(), engine.keeper.clone());
+                self.context
+                    .tasks
+                    .spawn(async move { make_spool_room(&context, dir, keeper, segment).await });
+                self.record(Record::Begun { frame })?;
+                self.deliver_waiting();
+            }
+            other => {
+                tracing::warn!(turn = self.id, ?other, "a warm engine cannot take a turn");
+                if self.stopping.is_some() {
+                    self.begin_ending();
+                } else if self.stage == Stage::Open {
+                    self.reopen();
+                }
+            }
+        }
+        Ok(())
     }
 
     async fn on_planned(&mut self, planned: Planned) -> Result<(), Error> {
@@ -363,6 +394,7 @@ impl Turn {
         self.turn_end = None;
         self.replay_until = 0;
         self.replaying = false;
+        self.beginning = false;
     }
 
     /// The engine proved its opening.
@@ -581,6 +613,12 @@ impl Turn {
             // Another session would be given what this one may have worked on.
             self.doubt_stays(&reason);
             return Ok(());
+        }
+        // A message that waited for this session is on disk; what becomes of it, the session's event tells.
+        for (delivery_id, senders) in self.senders.drain() {
+            for sender in senders {
+                let _ = sender.send(Ok(delivery_id.clone()));
+            }
         }
         let (context, session_id, why) =
             (Arc::clone(&self.context), session.session_id.clone(), reason.clone());

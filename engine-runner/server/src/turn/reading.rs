@@ -292,11 +292,15 @@ impl Turn {
             self.state.session.as_ref().is_some_and(|session| session.session_id == send.session_id);
         // That it was opened is known already; the frames that say so are read again.
         let reread = self.replaying && self.stage == Stage::Opening && self.state.opened.is_some();
+        // The process ended before the message came, and the session is being opened again: the message waits for it.
+        let reopening = self.reopened > 0
+            && self.state.opened.is_some()
+            && matches!(self.stage, Stage::Releasing | Stage::Preparing | Stage::Opening);
         let refusal = if !current {
             Some(format!("session {} is not the turn's", send.session_id))
         } else if self.stopping.is_some() || self.state.stop.is_some() {
             Some(format!("turn {} is being stopped", self.id))
-        } else if !(self.stage == Stage::Open || reread) || self.turn_end.is_some() {
+        } else if !(self.stage == Stage::Open || reread || reopening) || self.turn_end.is_some() {
             Some(format!("the session of turn {} is not open", self.id))
         } else if self.state.has_messages() {
             Some(format!("turn {} has its message already", self.id))
@@ -343,7 +347,8 @@ impl Turn {
     pub(super) fn deliver_waiting(&mut self) {
         // A stop that an earlier life of this runner journalled is seen only when all of the past is read.
         let stopped = self.stopping.is_some() || self.state.stop.is_some();
-        if self.stage != Stage::Open || stopped || self.replaying || !self.looked || self.turn_end.is_some() {
+        let waits = self.replaying || self.beginning || !self.looked;
+        if self.stage != Stage::Open || stopped || waits || self.turn_end.is_some() {
             return;
         }
         self.given = self.given || self.state.has_messages();

@@ -106,6 +106,11 @@ impl State {
                 self.starts += 1;
                 self.process = Some((**process).clone());
             }
+            Record::Begun { frame } => {
+                if let Some(process) = &mut self.process {
+                    process.after = *frame;
+                }
+            }
             Record::Opened(mark) => self.opened = Some(mark.clone()),
             Record::Unusable { session_id, reason } => {
                 if self.session.as_ref().is_some_and(|session| session.session_id == *session_id) {

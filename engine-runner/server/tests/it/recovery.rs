@@ -570,24 +570,42 @@ mod points {
 
     #[tokio::test]
     async fn a_cancel_in_a_warm_opening_keeps_the_engine_warm() {
-        let rig = Rig::with(With::failpoint("runner::warm=4000*pause")).await.unwrap();
+        let rig = Rig::with(With::failpoint("runner::warm=15000*pause")).await.unwrap();
         let mut client = rig.client().await.unwrap();
         let first = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
         first.run(&mut client, "[[text:one]]").await.unwrap();
         let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_2", 2);
-        let (opening, mut opener) = (turn.clone(), rig.client().await.unwrap());
-        let opening = tokio::spawn(async move { opening.open(&mut opener).await });
-        while turn.inspect(&mut client).await.unwrap().state() == State::Unknown {
+        // The opening does not wait for the mark of the turn's begin; the message does.
+        assert_eq!(turn.open(&mut client).await.unwrap().result(), Opened::AlreadyOpen);
+        let (sending, mut sender) = (turn.clone(), rig.client().await.unwrap());
+        let sending = tokio::spawn(async move { sending.send(&mut sender, "[[text:two]]").await });
+        while turn.inspect(&mut client).await.unwrap().state() != State::Sent {
             tokio::task::yield_now().await;
         }
         turn.cancel(&mut client).await.unwrap();
-        opening.await.unwrap().unwrap_err();
+        sending.await.unwrap().unwrap();
         let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
         assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Cancelled, "{:?}", names(&events));
         turn.acknowledge(&mut client).await.unwrap();
         let next = Turn::new(&rig, "cnv_1", "ses_1", "trn_3", 3);
         assert_eq!(next.open(&mut client).await.unwrap().result(), Opened::AlreadyOpen);
         assert_eq!(rig.engine_log("\"start\"").len(), 1);
+        assert_eq!(rig.engine_log("[[text:two]]").len(), 0, "the engine has nothing of it");
+    }
+
+    #[tokio::test]
+    async fn a_warm_engine_whose_keeper_marks_no_begin_is_replaced_before_the_message_is_given() {
+        let rig = Rig::with(With::failpoint("runner::no_begin=fail")).await.unwrap();
+        let mut client = rig.client().await.unwrap();
+        Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1).run(&mut client, "[[text:one]]").await.unwrap();
+        let turn = Turn::new(&rig, "cnv_1", "ses_1", "trn_2", 2);
+        assert_eq!(turn.open(&mut client).await.unwrap().result(), Opened::AlreadyOpen);
+        // While it is being replaced, too, the message is taken, and waits.
+        turn.send(&mut client, "[[text:two]]").await.unwrap();
+        let events = turn.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
+        assert_eq!(terminal(&events).unwrap().outcome(), Outcome::Completed, "{:?}", names(&events));
+        assert_eq!(rig.engine_log("\"start\"").len(), 2, "the session was resumed by another process");
+        assert_eq!(rig.engine_log("[[text:two]]").len(), 1, "the message was given once");
     }
 
     #[tokio::test]
