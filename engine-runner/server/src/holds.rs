@@ -8,18 +8,22 @@ use std::{
 };
 
 use roundhouse_engines::{Failure, Reason};
-use roundhouse_process::{KeeperDirError, KeeperFound, KeeperState, is_alive, scan};
+use roundhouse_process::{KeeperDirError, KeeperFound, KeeperState, Link, is_alive, scan};
 use serde::{Deserialize, Serialize};
 
 use crate::{
     context::Context,
     error::{Error, chain},
+    pool,
     runner::names,
     state_dir::{read_json, write_json},
 };
 
 /// Looks at a session's keepers before one is believed to stay: the end of one may just be on its way.
 const LOOKS: u32 = 10;
+
+/// As [`LOOKS`], for one that was asked to end its engine in order: as long as that may take.
+const ENDING_LOOKS: u32 = 100;
 
 /// Pause between two looks.
 const LOOK_PAUSE: Duration = Duration::from_millis(100);
@@ -47,6 +51,7 @@ pub(crate) struct Hold {
 /// [`Error::Refused`] names the keeper; [`Error::Storage`] when nobody can tell.
 pub(crate) async fn no_process(context: &Arc<Context>, session_id: &str) -> Result<(), Error> {
     let mut left = LOOKS;
+    let mut asked = false;
     loop {
         let (spools, owner) = (context.state.spools(session_id), context.state.runner_id().to_owned());
         let found = tokio::task::spawn_blocking(move || alive(&spools, &owner))
@@ -58,6 +63,12 @@ pub(crate) async fn no_process(context: &Arc<Context>, session_id: &str) -> Resu
             })?;
         let Some(keeper) = found else { return Ok(()) };
         left -= 1;
+        if left == 0 && !asked && keeper.state == KeeperState::Live && end_idle(context, &keeper).await {
+            // It was silent when this runner started, perhaps; it answers now, and ends its engine in order.
+            asked = true;
+            left = ENDING_LOOKS;
+            continue;
+        }
         if left == 0 {
             let whose = match keeper.state {
                 KeeperState::Foreign => "a keeper of another or a newer runner",
@@ -81,6 +92,20 @@ pub(crate) async fn no_process(context: &Arc<Context>, session_id: &str) -> Resu
         }
         tokio::time::sleep(LOOK_PAUSE).await;
     }
+}
+
+/// Has a keeper of this runner that serves no turn end its engine in order: whoever calls knows nothing of it, and resumes
+/// the session. False: it has a turn, or does not answer.
+async fn end_idle(context: &Arc<Context>, keeper: &KeeperFound) -> bool {
+    let (dir, owner) = (keeper.dir.clone(), context.state.runner_id().to_owned());
+    let timeout = context.settings.keeper_timeout;
+    let asked = tokio::task::spawn_blocking(move || {
+        let Ok((mut link, status)) = Link::connect(&dir, &owner, timeout) else { return false };
+        status.turn_id.is_none() && link.release(pool::SETTLE, pool::TERM).is_ok()
+    });
+    let ends = asked.await.unwrap_or(false);
+    tracing::warn!(spool = keeper.spool_id, ends, "an idle engine that was not taken up is in the way");
+    ends
 }
 
 /// A keeper that is alive in a session's directory. Blocking.

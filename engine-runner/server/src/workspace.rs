@@ -176,10 +176,18 @@ pub(crate) fn agent_files(workspace: &Path, only: Option<&str>) -> Result<(Vec<A
         return Err(Error::invalid("file_name", "is the name of a file that ends in .md"));
     }
     let directory = workspace.join(".agents");
+    let wrong = |what: &str| Err(Error::invalid("workspace", what));
     let directory = match directory.canonicalize() {
+        // Before anything is opened: a pipe would wait for a writer.
+        Ok(path) if path.starts_with(workspace) && !path.is_dir() => {
+            return wrong("its .agents is not a directory");
+        }
         Ok(path) if path.starts_with(workspace) => path,
         Ok(_) => return Err(Error::invalid("workspace", "its .agents directory leads out of it")),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok((Vec::new(), false)),
+        Err(error) if error.raw_os_error() == Some(ELOOP) => {
+            return wrong("its .agents is a symlink that leads nowhere but to itself");
+        }
         Err(source) => return Err(Error::Storage { action: "read the agent files", source }),
     };
     if let Some(name) = only {
@@ -313,6 +321,27 @@ mod tests {
             assert!(matches!(resolve(path), Err(Error::WorkspaceNotFound { .. })));
         }
         assert!(matches!(roots.resolve("a"), Err(Error::Invalid { field: "workspace", .. })));
+    }
+
+    #[test]
+    fn s60_what_stands_in_the_place_of_the_agents_directory_is_refused_at_once() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().canonicalize().unwrap();
+        let agents = path.join(".agents");
+        let refused = || {
+            for only in [None, Some("builder.md")] {
+                let answer = agent_files(&path, only);
+                assert!(matches!(answer, Err(Error::Invalid { field: "workspace", .. })), "{answer:?}");
+            }
+        };
+        fs::write(&agents, "").unwrap();
+        refused();
+        fs::remove_file(&agents).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(&agents).status().unwrap().success());
+        refused();
+        fs::remove_file(&agents).unwrap();
+        symlink(&agents, &agents).unwrap();
+        refused();
     }
 
     #[test]

@@ -139,3 +139,28 @@ async fn at_the_start_one_stopped_keeper_is_not_waited_for_after_the_other() {
         assert_eq!(said, 1, "{:?}", names(&events));
     }
 }
+
+/// A keeper that was silent while the runner started answers later. Its engine serves no turn and nobody holds it: it is
+/// ended, and the next turn resumes the session.
+#[tokio::test]
+async fn s46_an_idle_keeper_that_was_silent_at_the_start_does_not_block_its_session() {
+    let mut rig = Rig::with(With::set("keeper_timeout", "1s")).await.unwrap();
+    let mut client = rig.client().await.unwrap();
+    let first = Turn::new(&rig, "cnv_1", "ses_1", "trn_1", 1);
+    first.open(&mut client).await.unwrap();
+    let keeper = first.inspect(&mut client).await.unwrap().process.unwrap().keeper_pid;
+    let keeper = u32::try_from(keeper).unwrap();
+    first.send(&mut client, "[[text:one]]").await.unwrap();
+    first.follow(&mut client, 0, false).await.unwrap().all().await.unwrap();
+    first.acknowledge(&mut client).await.unwrap();
+    signal(keeper, "STOP").unwrap();
+    rig.service.kill().await.unwrap();
+    rig.again().await.unwrap();
+    signal(keeper, "CONT").unwrap();
+    let mut client = rig.client().await.unwrap();
+    let events =
+        Turn::new(&rig, "cnv_1", "ses_1", "trn_2", 2).run(&mut client, "[[text:two]]").await.unwrap();
+    let last = terminal(&events).unwrap();
+    assert_eq!((last.outcome(), last.result.as_str()), (Outcome::Completed, "two"), "{last:?}");
+    assert_eq!(rig.engine_log("\"start\"").len(), 2, "the session was resumed by another process");
+}
