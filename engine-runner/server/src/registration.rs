@@ -19,6 +19,10 @@ use crate::{context::Context, epochs, runner::Runner};
 /// Time that one call may take.
 const CALL: Duration = Duration::from_secs(10);
 
+/// Time until a runner that was refused asks again: somebody has to install another release first. Tests do not wait
+/// that long.
+const REFUSED: Duration = Duration::from_secs(if cfg!(feature = "failpoints") { 1 } else { 30 });
+
 /// Heartbeats that may fail before the runner registers again.
 const MISSED: u32 = 3;
 
@@ -148,7 +152,7 @@ async fn register(
                     tracing::debug!(%status, "not registered yet");
                 }
                 let pause = pauses.next().unwrap_or(Duration::from_secs(5));
-                tokio::time::sleep(if refused { Duration::from_secs(30) } else { pause }).await;
+                tokio::time::sleep(if refused { REFUSED } else { pause }).await;
             }
         }
     }

@@ -3,11 +3,10 @@
 use std::sync::LazyLock;
 
 use proptest::prelude::*;
-use roundhouse_engines::{Exit, Frame, Output, TranslatorOpen};
+use roundhouse_engines::{Carry, Exit, Frame, Output, Partial, Standing, Translator, TranslatorOpen};
 
 use crate::support::{
-    Owned, Run, begun, feed, names, open, play, recording, render, result, state, terminals, transcript,
-    translator,
+    Owned, Run, begun, feed, names, open, play, recording, result, state, terminals, transcript, translator,
 };
 
 /// The frames of the first turn: up to the next delivery after its end.
@@ -128,38 +127,72 @@ fn s30_a_line_cut_at_every_byte_is_counted_and_harmless() {
     }
 }
 
-#[test]
-fn replaying_all_frames_gives_what_was_told_live() {
-    for (name, run) in every_run() {
-        assert_eq!(render(&play(&run)), render(&play(&run)), "{name}");
-    }
+/// What a frame made of a translator: its outputs, and all that the runner may take out of it afterwards.
+type Seen = (Vec<Output>, Standing, Vec<Partial>, Carry, bool);
+
+fn seen(reader: &mut dyn Translator, number: u64, frame: &Owned) -> Seen {
+    let outputs = reader.feed(Frame { number, body: frame.body() });
+    (outputs, reader.standing(), reader.partials(), reader.carry(), reader.proves_untaken())
 }
 
-#[test]
-fn a_restart_in_the_middle_gives_the_rest_as_it_would_have_been() {
-    for (name, run) in every_run() {
-        let turn = first_turn(&run);
-        let mut whole = translator(&turn.open);
-        let live: Vec<Vec<Output>> = (1_u64..)
-            .zip(&turn.frames)
-            .map(|(number, frame)| whole.feed(Frame { number, body: frame.body() }))
-            .collect();
-        for restart in [turn.frames.len() / 3, turn.frames.len() / 2, turn.frames.len().saturating_sub(1)] {
-            // What TURN_OPEN holds goes through the journal.
-            let stored = serde_json::to_string(&turn.open).unwrap();
-            let mut rebuilt = translator(&serde_json::from_str(&stored).unwrap());
-            let mut again = Vec::new();
-            for (number, frame) in (1_u64..).zip(&turn.frames) {
-                let outputs = rebuilt.feed(Frame { number, body: frame.body() });
-                if number > restart as u64 {
-                    again.push(outputs);
-                }
-            }
-            assert_eq!(again, live[restart..], "{name} after frame {restart}");
-            assert_eq!(rebuilt.standing(), whole.standing());
-            assert_eq!(rebuilt.carry(), whole.carry());
+/// A turn as it went: what TURN_OPEN stored, and every frame with what it made.
+struct Live {
+    stored: String,
+    frames: Vec<(u64, Owned, Seen)>,
+}
+
+/// A run in one process that lives throughout: the carry of a turn is given to the next one as it is.
+fn live(run: &Run) -> Vec<Live> {
+    let mut open = run.open.clone();
+    let mut reader = translator(&open);
+    let begin =
+        |open: &TranslatorOpen| Live { stored: serde_json::to_string(open).unwrap(), frames: Vec::new() };
+    let mut turns = vec![begin(&open)];
+    for (number, frame) in (1_u64..).zip(&run.frames) {
+        let delivery = matches!(frame, Owned::Intent(op) if op.len() == 36);
+        if delivery && reader.standing().ended {
+            open = TranslatorOpen {
+                opening: None,
+                carry: reader.carry(),
+                turn_id: Some(format!("trn_{}", turns.len() + 1)),
+                ..run.open.clone()
+            };
+            reader = translator(&open);
+            turns.push(begin(&open));
+        }
+        if let Some(turn) = turns.last_mut() {
+            let state = seen(reader.as_mut(), number, frame);
+            turn.frames.push((number, frame.clone(), state));
         }
     }
+    turns
+}
+
+/// A recovered runner has only the journal: TURN_OPEN and the frames. Whatever the last of the frames was, a translator
+/// made anew of them has to stand where the living one stood, and to go on with the same outputs.
+#[test]
+fn replay_equals_live_at_every_cut_of_every_turn() {
+    let (mut turns, mut carried) = (0, 0);
+    for (name, run) in every_run() {
+        for (n, turn) in (1..).zip(live(&run)) {
+            let open: TranslatorOpen = serde_json::from_str(&turn.stored).unwrap();
+            turns += 1;
+            carried += usize::from(open.carry != Carry::default());
+            let mut rebuilt = translator(&open);
+            for (number, frame, lived) in &turn.frames {
+                assert_eq!(
+                    seen(rebuilt.as_mut(), *number, frame),
+                    *lived,
+                    "{name}: turn {n}, frame {number}"
+                );
+            }
+            // What the next turn is given went through the session's file, too.
+            let carry = rebuilt.carry();
+            let stored = serde_json::to_string(&carry).unwrap();
+            assert_eq!(serde_json::from_str::<Carry>(&stored).unwrap(), carry, "{name}");
+        }
+    }
+    assert!(turns > 100 && carried > 5, "{turns} turns, {carried} of them with something carried");
 }
 
 #[test]

@@ -47,7 +47,8 @@ async fn s64_a_failed_turn_is_answered_by_its_retry_and_the_message_stands_once(
 }
 
 #[tokio::test]
-async fn s36_a_usage_limit_is_quota_and_a_bad_key_is_auth() -> anyhow::Result<()> {
+async fn s36_a_usage_limit_is_quota_a_bad_key_auth_and_a_long_message_context_too_long() -> anyhow::Result<()>
+{
     let stack = Stack::start().await?;
     for (text, reason) in [
         ("[[limit reset=1900000000]] too much", FailureReason::Quota),
@@ -62,6 +63,8 @@ async fn s36_a_usage_limit_is_quota_and_a_bad_key_is_auth() -> anyhow::Result<()
         assert_eq!(failure.reason(), reason, "{text}: {failure:?}");
         assert!(!failure.message.is_empty() && !failure.next_action.is_empty(), "{failure:?}");
         assert!(!failure.spool_id.is_empty(), "{failure:?}");
+        // The same key and the same long message fail again; a limit passes.
+        assert_eq!(failure.retryable, reason == FailureReason::Quota, "{failure:?}");
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 //! and is closed only then. The seed is printed, and gives the same steps again ([`SEED`]).
 
 mod model;
+mod replay;
 
 use std::path::Path;
 
@@ -73,12 +74,14 @@ async fn round(seed: u64) {
             for conversation in &mut all {
                 conversation.recover(&store).await;
                 conversation.check(&store).await;
+                conversation.check_fold(&store).await;
             }
         }
     }
     for conversation in &mut all {
         conversation.finish(&store, &mut dice).await;
         conversation.check(&store).await;
+        conversation.check_fold(&store).await;
         conversation.check_replay(&store).await;
     }
     assert_eq!(store.open_turns().await.unwrap(), vec![], "everything has ended");

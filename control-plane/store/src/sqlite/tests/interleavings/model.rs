@@ -250,7 +250,8 @@ impl Conversation {
                     Effect::None
                 };
                 let source = EventSource::Runner { number: turn.number + n };
-                event(source, EventKind::Text, "said", effect)
+                let text = if matches!(effect, Effect::None) { "said" } else { replay::TOOK };
+                event(source, EventKind::Text, text, effect)
             })
             .collect();
         let count = events.len();
@@ -281,7 +282,7 @@ impl Conversation {
         };
         turn.number += 1;
         let source = EventSource::Runner { number: turn.number };
-        let asked = event(source, EventKind::PermissionRequest, "asks", Effect::PermissionRequested(request));
+        let asked = event(source, EventKind::PermissionRequest, &id, Effect::PermissionRequested(request));
         let command = AppendEvents { owner: owner(&stored), events: vec![asked], time: Timestamp(1) };
         store.append_events(command).await.unwrap();
         turn.permissions.push((id, None, false));
@@ -334,7 +335,7 @@ impl Conversation {
             let result = PermissionResult { decision: answered.unwrap(), settled_by: SettledBy::Answer };
             let effect = Effect::PermissionSettled { request_id: id.clone(), result };
             let source = EventSource::Runner { number: turn.number };
-            let said = event(source, EventKind::PermissionAnswer, "answered", effect);
+            let said = event(source, EventKind::PermissionAnswer, id.as_str(), effect);
             let command = AppendEvents { owner: owner(&stored), events: vec![said], time: Timestamp(1) };
             store.append_events(command).await.unwrap();
             *settled = true;
@@ -508,6 +509,14 @@ impl Conversation {
             .map(|p| (p.request.request_id, p.intent.map(|intent| intent.decision), false))
             .collect();
         assert_eq!(listed, unsettled, "permissions of {}", self.id);
+    }
+
+    /// The stored log, folded through the machine, is what the rows say.
+    pub(super) async fn check_fold(&self, store: &SqliteStore) {
+        let all = store.changes_after(&self.id, 0, 1_000).await.unwrap();
+        assert_eq!(all.items.len() as u64, all.newest, "one page holds it all");
+        let turns = store.list_turns(&self.id, None, 1_000).await.unwrap().items;
+        replay::check(&all.items, &turns);
     }
 
     /// A replay from the beginning is what was seen live, and tells of every turn what its row says.
