@@ -230,6 +230,7 @@ impl Drive {
     /// Stores how the session was opened, if that is not stored, and events with it.
     pub(super) async fn append_first(&mut self, events: Vec<NewEvent>) -> StepResult<()> {
         if let Some(command) = self.record_opening(events)? {
+            kill_point!("before-append");
             let turn = self.app.store.record_opening(command).await?;
             self.unstored = None;
             self.stored_mut()?.turn = turn;
@@ -245,10 +246,10 @@ impl Drive {
             return Ok(());
         };
         let accepted = events.iter().any(|event| matches!(event.effect, Effect::Accepted { .. }));
-        kill_point!("before-append");
         if self.unstored.is_some() {
             return self.append_first(events).await;
         }
+        kill_point!("before-append");
         let command = AppendEvents { owner: self.owner()?, events, time: clock::now() };
         let appended = self.app.store.append_events(command).await?;
         for illegal in &appended.illegal {
