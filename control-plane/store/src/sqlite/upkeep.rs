@@ -16,9 +16,9 @@ use super::migrate::MIGRATIONS;
 use super::{BUSY, connect};
 use crate::error::{Error, Result};
 
-/// Pages that are copied at a time. A write by a running control plane in between begins the copy anew, so a step is large
-/// and the pause short: all of a usual database is one.
-const STEP: std::ffi::c_int = 65_536;
+/// Pages per step of a copy: all of them, for between two steps each commit would make it begin anew. It reads a snapshot
+/// and is in no writer's way.
+const STEP: std::ffi::c_int = std::ffi::c_int::MAX;
 /// How long a copy waits between two steps, and when the database is locked.
 const PAUSE: Duration = Duration::from_millis(5);
 /// Problems of one kind that are listed.
@@ -189,21 +189,32 @@ pub fn restore(path: &Path, copy: &Path, kept_suffix: &str) -> Result<Restored> 
 /// Gives the database that is to be replaced a second name. Its write-ahead log goes into it first: left there it
 /// would be taken for the new one's.
 fn keep(path: &Path, suffix: &str) -> Result<Option<PathBuf>> {
-    if !path.exists() {
-        return Ok(None);
-    }
     let kept = beside(path, suffix);
-    let log = beside(path, "-wal");
+    let there = path.exists();
     // The last connection to close takes the log into the file and removes it.
-    let closed = connect(path).and_then(|connection| {
-        connection.pragma_update_and_check(None, "journal_mode", "DELETE", |_| Ok(()))?;
-        Ok(connection.close().map_err(|(_, e)| e)?)
-    });
-    if closed.is_err() && log.exists() {
-        // Too damaged for that: its parts are kept as they are.
-        fs::rename(&log, beside(&kept, "-wal")).map_err(|e| broken(path, &e))?;
+    let closed = there
+        && connect(path)
+            .and_then(|connection| {
+                connection.pragma_update_and_check(None, "journal_mode", "DELETE", |_| Ok(()))?;
+                Ok(connection.close().map_err(|(_, e)| e)?)
+            })
+            .is_ok();
+    if !closed {
+        // Too damaged for that, or gone, which its log may not be: what there is is kept as it is.
+        for part in ["-wal", "-journal"] {
+            match fs::rename(beside(path, part), beside(&kept, part)) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(broken(path, &error));
+                }
+                Ok(()) | Err(_) => {}
+            }
+        }
     }
     remove(&beside(path, "-shm"));
+    if !there {
+        sync_folder(path).map_err(|e| broken(path, &e))?;
+        return Ok(None);
+    }
     fs::hard_link(path, &kept).and_then(|()| sync_folder(path)).map_err(|e| broken(&kept, &e))?;
     Ok(Some(kept))
 }

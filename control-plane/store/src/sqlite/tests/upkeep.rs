@@ -74,6 +74,23 @@ async fn a_restore_is_refused_while_the_database_is_held_and_keeps_what_it_repla
 }
 
 #[tokio::test]
+async fn a_log_without_its_database_does_not_come_over_what_is_restored() {
+    let folder = Folder::new();
+    let store = filled(&folder, 2).await;
+    let copy = folder.dir.path().join("copy.db");
+    backup(&folder.path(), &copy).unwrap();
+    store.accept_message(message(3, "after the copy")).await.unwrap();
+    let left = tempfile::tempdir().unwrap();
+    let path = left.path().join("control.db");
+    // Killed, and the database itself is gone: the log knows pages that are newer than the copy's.
+    std::fs::copy(folder.dir.path().join("control.db-wal"), left.path().join("control.db-wal")).unwrap();
+    let restored = restore(&path, &copy, ".replaced").unwrap();
+    assert_eq!(restored.kept, None);
+    assert_eq!(bodies(&SqliteStore::open(&path).unwrap()).await, ["message 1", "message 2"]);
+    assert!(left.path().join("control.db.replaced-wal").exists(), "the log is kept");
+}
+
+#[tokio::test]
 async fn what_is_not_whole_is_told_and_never_takes_the_place_of_anything() {
     let folder = Folder::new();
     let store = filled(&folder, 3).await;
